@@ -1,0 +1,62 @@
+# Every target makes its own .venv when there is none (plain pip, versions held by constraints.txt).
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --retries 5 -c constraints.txt
+JOBS ?= 2
+BENCH ?= step
+
+# One thread per process: results do not depend on the machine, and parallel tests do not fight over cores.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.PHONY: run test lint unit format bench docs test-slow test-deploy studies clean
+.DEFAULT_GOAL := run
+
+# The stamp is written last, so an installation that was cut short is repeated, not believed.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@rm -f $@
+	@$(PY) -m pip --version >/dev/null 2>&1 || { echo "making $(VENV) (once; torch is large)"; $(PYTHON) -m venv --clear $(VENV); }
+	$(INSTALL) -e ".[dev]"
+	@touch $@
+
+# `make .venv/.extra-docs`, `.extra-flower`, …: one more extra of pyproject.toml in the same environment.
+$(VENV)/.extra-%: $(VENV)/.installed
+	@rm -f $@
+	$(INSTALL) -e ".[$*]"
+	@touch $@
+
+run: $(VENV)/.installed  ## train gated models on the embedded digits and print what each budget costs
+	$(PY) -m pfedgate.demo
+
+test: lint unit  ## everything CI runs: lint, types, tests, doctests
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy --strict
+
+unit: $(VENV)/.installed
+	$(PY) -m pytest -n $(JOBS) --timeout 300 -q
+
+test-slow: $(VENV)/.installed
+	$(PY) -m pytest -n $(JOBS) --timeout 1800 -q -m "slow"
+
+test-deploy: $(VENV)/.extra-flower
+	$(PY) -m pytest --timeout 1800 -q -m "deploy"
+
+studies: $(VENV)/.installed
+	$(PY) -m pytest --timeout 3600 -q -m "study"
+
+format: $(VENV)/.installed  ## rewrite the code in the house style
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.installed  ## BENCH=step: one of benchmarks/
+	$(PY) benchmarks/$(BENCH).py
+
+docs: $(VENV)/.extra-docs  ## the documentation site, into site/
+	$(VENV)/bin/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
