@@ -1,0 +1,1 @@
+"""Gate any nn.Module: blocks, gate, budget, execution."""

@@ -1,0 +1,145 @@
+"""The selection problem as arrays: what the solvers see, and what they give back.
+
+Only resources that can be exceeded and groups that cost something of them are left in; the others are kept whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .costs import Bools, CostModel, Floats, Ints, Polynomial
+
+
+class Solver(Protocol):
+    """Finds how many blocks to keep per group."""
+
+    def solve(self, prefix: Floats) -> Ints:
+        """Counts per group; `prefix[g, k]` is the value of the k best blocks of group g."""
+        ...
+
+    def maximal(self) -> Ints | None:
+        """All maximal feasible vectors of counts, one per row, if they are known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Bound resources r and groups g in arrays; live units are ``first + step * kept``.
+
+    cost[r] = const[r] + linear[r] @ u + sum over g <= h of pairs[r, g, h] u_g u_h, to be at most limits[r].
+    """
+
+    counts: Ints
+    first: Floats
+    step: Floats
+    const: Floats
+    linear: Floats
+    pairs: Floats
+    limits: Floats
+    places: Ints  # [group, block] -> index in the importance vector; the size of that vector where there is no block
+    size: int
+
+    @classmethod
+    def of(cls, costs: CostModel, limits: Mapping[str, float]) -> Problem:
+        dense = costs.dense()
+        bound = [(costs.polynomials[r], limit) for r, limit in limits.items() if dense.get(r, 0.0) > limit]
+        groups = len(costs.groups)
+        counts = np.array([group.count for group in costs.groups], dtype=np.int64)
+        starts = np.cumsum(counts) - counts
+        size = int(counts.sum())
+        first = np.array([group.first for group in costs.groups], dtype=float)
+        block = np.arange(max(1, counts.max(initial=0)))
+        return cls(
+            counts=counts,
+            first=first,
+            step=np.array([group.step for group in costs.groups], dtype=float),
+            const=np.array([p.const for p, _ in bound]),
+            linear=np.array([p.linear for p, _ in bound]).reshape(-1, groups),
+            pairs=np.array([p.pairs for p, _ in bound]).reshape(-1, groups, groups),
+            limits=np.array([limit if p.whole else max(limit * (1 - 1e-12), p(first)) for p, limit in bound]),
+            places=np.where(block < counts[:, None], starts[:, None] + block, size),
+            size=size,
+        )
+
+    @property
+    def costly(self) -> Ints:
+        """Groups with optional blocks that cost something; the others are free to keep whole."""
+        touched = self.linear.any(0) | self.pairs.any((0, 1)) | self.pairs.any((0, 2))
+        return np.flatnonzero(touched & (self.counts > 0))
+
+    def cost(self, kept: Ints) -> Floats:
+        """Cost per bound resource of vectors of counts: [..., group] -> [..., resource]."""
+        units = self.first + self.step * kept
+        linear: Floats = self.const + units @ self.linear.T
+        return linear + np.einsum("...g,rgh,...h->...r", units, self.pairs, units, optimize=True)
+
+    def feasible(self, kept: Ints) -> bool:
+        return bool(np.all(self.cost(kept) <= self.limits))
+
+    def polynomial(self, resource: int) -> Polynomial:
+        return Polynomial(float(self.const[resource]), self.linear[resource], self.pairs[resource])
+
+    def rank(self, importance: Floats) -> Ranked:
+        """Checks the importances and sorts them within each group."""
+        values = np.asarray(importance, dtype=np.float64)
+        if values.shape != (self.size,):
+            raise ValueError(f"importances of shape {values.shape}, expected one per optional block: ({self.size},)")
+        if not np.isfinite(values).all():
+            bad = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(f"importance of block {bad} is {values[bad]}: the gate diverged; lower its learning rate")
+        padded = np.append(values, -1.0)[self.places]
+        order = np.argsort(-padded, axis=1, kind="stable")
+        gain = np.maximum(np.take_along_axis(padded, order, 1), 0.0)
+        prefix = np.zeros((gain.shape[0], gain.shape[1] + 1))
+        # On a grid of whole numbers below 2^52 every sum of values is exact, so that ties are ties for every solver.
+        top = float(gain.max(initial=0.0))
+        bits = 51 - max(1, self.size).bit_length() - math.frexp(top)[1] if top else 0
+        np.cumsum(np.rint(np.ldexp(gain, bits)), axis=1, out=prefix[:, 1:])
+        return Ranked(prefix, order, values >= 0.0, self.places)
+
+    def reachable(self, maximal: Ints | None, limit: int) -> int:
+        """Number of masks whose counts are one of the `maximal` vectors, up to `limit`."""
+        vectors: Iterable[Ints] = self._some_maximal() if maximal is None else maximal
+        total = 0
+        for kept in vectors:
+            ways = 1
+            for n, k in zip(self.counts, kept, strict=True):
+                ways = min(limit, ways * math.comb(int(n), int(k)))
+            total += ways
+            if total >= limit:
+                return limit
+        return total
+
+    def _some_maximal(self) -> list[Ints]:
+        """Maximal vectors found by filling one group first: a single one exactly if there is no other at all."""
+        found: dict[tuple[int, ...], Ints] = {}
+        for lead in range(len(self.counts)):
+            kept = np.zeros_like(self.counts)
+            for g in [lead, *range(len(self.counts))]:
+                while kept[g] < self.counts[g] and self.feasible(kept + (np.arange(len(kept)) == g)):
+                    kept[g] += 1
+            found[tuple(kept.tolist())] = kept
+        return list(found.values())
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Importances sorted within each group."""
+
+    prefix: Floats
+    order: Ints
+    welcome: Bools
+    places: Ints
+
+    def mask(self, kept: Ints) -> Bools:
+        """The mask that keeps the best `kept[g]` blocks of each group, save those of negative importance."""
+        chosen = np.arange(self.order.shape[1]) < kept[:, None]
+        mask = np.zeros(self.welcome.size + 1, dtype=bool)
+        mask[np.take_along_axis(self.places, self.order, 1)[chosen]] = True
+        result: Bools = mask[:-1] & self.welcome
+        return result
