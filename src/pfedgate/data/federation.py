@@ -1,0 +1,263 @@
+"""Clients and their data.
+
+What a training engine uses:
+
+    federation.clients                 ids (str) of the clients that train, in order
+    federation.novel                   ids of the clients held out of training
+    federation.part(id, "train")       a Part: .n, and lazily .x (raw, uint8 or other) and .y (int64)
+    federation.prepare(x)              raw batch -> float input, normalised, channels-last for images
+    federation.input_shape, .classes, .name
+    federation.share()                 before starting workers: then pickling sends paths, not data
+
+The id of a client is the same everywhere: partition, logs, stored state, tables. Samples live once, in one
+pool; a client is three ranges of row numbers, so 100,000 clients cost a few megabytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedgate.data.pool import ArrayPool, Normalise, Pool, Rows
+from pfedgate.data.seeds import generator
+
+PARTS = ("train", "val", "test")
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Ids(Sequence[str]):
+    """Client ids in order, held in one array (a list of 100,000 strings would be ten times as large).
+
+    >>> ids = Ids(np.array(["a", "c", "b"]))
+    >>> ids[1], list(ids), "b" in ids, ids.index("b")
+    ('c', ['a', 'c', 'b'], True, 2)
+    """
+
+    def __init__(self, names: np.ndarray[Any, Any]) -> None:
+        self.names = np.asarray(names, dtype=np.str_)
+        if self.names.ndim != 1:
+            raise ValueError("ids must be a flat list")
+
+    @cached_property
+    def _sorted(self) -> tuple[Ints, np.ndarray[Any, Any]]:
+        order = np.argsort(self.names, kind="stable")
+        return order, self.names[order]
+
+    def find(self, name: object) -> int:
+        """Position of an id, or -1."""
+        if not isinstance(name, str) or not len(self.names):
+            return -1
+        order, names = self._sorted
+        at = int(np.searchsorted(names, name))
+        return int(order[at]) if at < len(names) and names[at] == name else -1
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Position of an id; an unknown one is an error that names the nearest."""
+        at = self.find(value)
+        if at < 0:
+            near = difflib.get_close_matches(str(value), self.names[:10_000].tolist(), n=3, cutoff=0.4)
+            hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+            raise KeyError(f"no client {value!r} among {len(self)}{hint}")
+        return at
+
+    def __contains__(self, value: object) -> bool:
+        return self.find(value) >= 0
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(name) for name in self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ids: ...
+    def __getitem__(self, at: int | slice) -> str | Ids:
+        return Ids(self.names[at]) if isinstance(at, slice) else str(self.names[at])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ids):
+            return bool(np.array_equal(self.names, other.names))
+        return list(self) == list(other) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.names.tobytes())
+
+    def __repr__(self) -> str:
+        few = ", ".join(repr(name) for name in self[:4])
+        return f"Ids({few}{', …' if len(self) > 4 else ''}; {len(self)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"names": self.names}
+
+
+class Part:
+    """One part (train, val or test) of one client's data. Nothing is read before `x` or `y` is asked for."""
+
+    def __init__(self, client: str, name: str, rows: Tensor, pool: Pool) -> None:
+        self.client, self.name, self.rows, self._pool = client, name, rows, pool
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return int(self.rows.shape[0])
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Raw inputs as stored (uint8 images are not normalised: see `Federation.prepare`)."""
+        return self._pool.x(self.rows)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Labels, int64."""
+        return self._pool.y(self.rows)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"Part({self.client!r}, {self.name!r}, n={self.n})"
+
+
+class Federation:
+    """Clients with their train, validation and test data, and clients held out of training.
+
+    Made by `load`, `from_arrays` and their kin; rarely by hand. `rows` holds the row numbers of all clients
+    one after the other, each client as train, val, test; `bounds` (3 × clients + 1 numbers) says where each
+    part starts; `held_out` marks the novel clients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: Pool,
+        ids: Ids,
+        rows: Rows,
+        bounds: Rows,
+        held_out: np.ndarray[Any, np.dtype[np.bool_]],
+        *,
+        classes: int,
+        class_names: tuple[str, ...] | None = None,
+        prepare: Normalise | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        if len(bounds) != len(PARTS) * len(ids) + 1:
+            raise ValueError(f"{len(ids)} clients need {len(PARTS) * len(ids) + 1} bounds, got {len(bounds)}")
+        self.name, self.pool, self.ids, self.classes = name, pool, ids, classes
+        self.class_names = class_names
+        self.prepare = prepare or Normalise()
+        self.about: dict[str, Any] = dict(about or {})
+        self._rows, self._bounds, self._held_out = rows, bounds, held_out
+
+    @cached_property
+    def clients(self) -> Ids:
+        """Ids of the clients that train, in order."""
+        return Ids(self.ids.names[~self._held_out])
+
+    @cached_property
+    def novel(self) -> Ids:
+        """Ids of the clients held out of training, in order."""
+        return Ids(self.ids.names[self._held_out])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input as a model sees it."""
+        return self.pool.input_shape
+
+    def part(self, client: str, name: str) -> Part:
+        """The train, val or test data of one client, training or novel."""
+        if name not in PARTS:
+            raise ValueError(f"no part {name!r}: a client has {', '.join(PARTS)}")
+        at = len(PARTS) * self.ids.index(client) + PARTS.index(name)
+        first, last = self._bounds.tensor[at : at + 2].tolist()
+        return Part(client, name, self._rows.tensor[first:last].long(), self.pool)
+
+    def sizes(self, name: str) -> Ints:
+        """Samples in this part for every id of `federation.ids` (training and novel), without reading any."""
+        at = PARTS.index(name)
+        counts = np.diff(self._bounds.tensor.numpy())
+        result: Ints = counts[at :: len(PARTS)].astype(np.int64)
+        return result
+
+    def histogram(self, names: Sequence[str] = PARTS) -> Ints:
+        """Samples per client (row, in the order of `federation.ids`) and class (column) in these parts."""
+        bounds, rows = self._bounds.tensor.numpy(), self._rows.tensor
+        counts = np.diff(bounds)
+        wanted = np.tile([part in names for part in PARTS], len(self.ids))
+        owner = np.repeat(np.arange(len(self.ids)), counts.reshape(-1, len(PARTS)).sum(1))
+        keep = np.repeat(wanted, counts)
+        labels = self.pool.y(rows[torch.from_numpy(keep)].long())
+        if labels.ndim != 1:
+            raise ValueError("a histogram needs one label per sample")
+        flat = owner[keep] * self.classes + labels.numpy()
+        return np.bincount(flat, minlength=len(self.ids) * self.classes).reshape(-1, self.classes)
+
+    def share(self) -> Federation:
+        """Put everything where worker processes can map it; returns the federation itself.
+
+        Afterwards pickling it for a process costs the same whatever the amount of data.
+        """
+        self.pool.share()
+        self._rows.share()
+        self._bounds.share()
+        return self
+
+    def scrambled(self, name: str, seed: int = 0) -> Federation:
+        """A copy whose labels in this part are random: whatever must not read them must not change."""
+        if not isinstance(self.pool, ArrayPool):
+            raise TypeError("only a federation whose labels are stored can be scrambled")
+        labels = self.pool.y(torch.arange(len(self.pool))).clone()
+        counts = np.diff(self._bounds.tensor.numpy())
+        chosen = np.repeat(np.tile([part == name for part in PARTS], len(self.ids)), counts)
+        rows = self._rows.tensor[torch.from_numpy(chosen)].long()
+        shape = (len(rows), *labels.shape[1:])
+        labels[rows] = torch.from_numpy(generator(seed, "scramble", name).integers(0, self.classes, shape))
+        return self._with_pool(self.pool.with_labels(labels))
+
+    def _with_pool(self, pool: Pool) -> Federation:
+        return Federation(
+            self.name,
+            pool,
+            self.ids,
+            self._rows,
+            self._bounds,
+            self._held_out,
+            classes=self.classes,
+            class_names=self.class_names,
+            prepare=self.prepare,
+            about=self.about,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What this federation is, in plain values (fit for JSON): sizes, labels, how it was made."""
+        counts = self.histogram()
+        totals = counts.sum(1)
+        return {
+            "name": self.name,
+            "clients": len(self.clients),
+            "novel": len(self.novel),
+            "samples": int(totals.sum()),
+            "parts": {part: int(self.sizes(part).sum()) for part in PARTS},
+            "smallest": int(totals.min()),
+            "median": float(np.median(totals)),
+            "largest": int(totals.max()),
+            "classes": self.classes,
+            "classes_per_client": float((counts > 0).sum(1).mean()),
+            "input_shape": list(self.input_shape),
+            "histogram": {client: row.tolist() for client, row in zip(self.ids, counts, strict=True)},
+            **self.about,
+        }
+
+    def __repr__(self) -> str:
+        held = f", {len(self.novel)} novel" if len(self.novel) else ""
+        return (
+            f"Federation({self.name!r}, {len(self.clients)} clients{held}, {len(self._rows)} samples of "
+            f"shape {self.input_shape}, {self.classes} classes)"
+        )

@@ -1,0 +1,237 @@
+"""Reading data sets: parquet files of the Hugging Face hub's schema, local or through `datasets`, and IDX.
+
+Whatever the source, the result is a cache entry with `x.npy` (uint8, rows × height × width × channels),
+`y.npy` (int64), and where the source has them `owner.npy` (codes into notes["owners"]) and `coarse.npy`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedgate.data import cache
+
+INSTALL = "pip install 'pfedgate[data]'"
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names a column may have (they differ between copies of a data set); the first one found is read."""
+
+    image: tuple[str, ...] = ("image", "img")
+    label: tuple[str, ...] = ("label",)
+    owner: tuple[str, ...] = ()
+    coarse: tuple[str, ...] = ()
+
+    def pick(self, present: list[str], where: str) -> dict[str, str]:
+        """Which column serves as image, label, owner, coarse."""
+        chosen = {}
+        for role in ("image", "label", "owner", "coarse"):
+            wanted: tuple[str, ...] = getattr(self, role)
+            found = [name for name in wanted if name in present]
+            if wanted and not found:
+                raise ValueError(
+                    f"{where}: no {role} column; looked for {' or '.join(wanted)}, found {', '.join(present)}"
+                )
+            if found:
+                chosen[role] = found[0]
+        return chosen
+
+
+def need(module: str) -> Any:
+    """Import an optional package, or say how to install it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"reading this data needs the package {module!r}: {INSTALL}") from error
+
+
+def local_folder(name: str, data_dir: str | Path | None) -> Path | None:
+    """The folder of a local copy: `data_dir`/name or `data_dir` itself, or `PFEDGATE_DATA`/name."""
+    given = data_dir or os.environ.get("PFEDGATE_DATA")
+    if not given:
+        return None
+    root = Path(given).expanduser()
+    if (root / name).is_dir():
+        return root / name
+    # The root itself only if it was named for this data set: under PFEDGATE_DATA it holds many.
+    if data_dir and root.is_dir() and any(_data_files(root)):
+        return root
+    if data_dir:
+        raise FileNotFoundError(f"no folder {root / name} and no parquet or IDX files in {root}")
+    return None
+
+
+def _data_files(root: Path) -> Iterator[Path]:
+    yield from (path for path in root.glob("*.parquet"))
+    yield from (path for path in root.glob("*-ubyte*"))
+
+
+def _order(path: Path) -> tuple[int, str]:
+    # The pool is train first, then test, as FedEM concatenates them.
+    for rank, start in enumerate(("train", "valid", "test")):
+        if path.name.startswith(start) or path.parent.name == start:
+            return rank, str(path)
+    return 3, str(path)
+
+
+def from_folder(name: str, root: Path, columns: Columns, cache_dir: str | Path | None) -> Path:
+    """Cache entry of a folder of parquet or IDX files."""
+    files = sorted(root.rglob("*.parquet"), key=_order)
+    if not files:
+        idx = sorted(path for path in root.rglob("*-images-idx3-ubyte*") if path.is_file())
+        if not idx:
+            raise FileNotFoundError(f"{name}: {root} holds neither parquet nor IDX files")
+        return from_idx(name, idx, cache_dir)
+    need("PIL.Image")
+    parquet = need("pyarrow.parquet")
+    digest = cache.key(name, "parquet", cache.file_facts(files, root), columns.__dict__)
+
+    def build(place: Path) -> None:
+        readers = [parquet.ParquetFile(path) for path in files]
+        total = sum(reader.metadata.num_rows for reader in readers)
+
+        def batches() -> Iterator[Any]:
+            for reader, path in zip(readers, files, strict=True):
+                chosen = columns.pick(reader.schema_arrow.names, str(path))
+                yield from (
+                    (batch, chosen)
+                    for batch in reader.iter_batches(BATCH, columns=sorted(set(chosen.values())))
+                )
+
+        _decode(name, place, total, batches())
+
+    return cache.entry(name, digest, build, cache_dir)
+
+
+def from_hub(
+    name: str, repo: str, columns: Columns, cache_dir: str | Path | None, revision: str | None = None
+) -> Path:
+    """Cache entry of a data set of the hub, fetched with the package `datasets`."""
+    # Keyed by what was asked for, so that a decoded copy is found again without the network.
+    digest = cache.key(name, "hub", repo, revision, columns.__dict__)
+
+    def build(place: Path) -> None:
+        need("PIL.Image")
+        hub = need("datasets")
+        splits = hub.load_dataset(repo, revision=revision)
+        names = sorted(splits, key=lambda split: _order(Path(split)))
+        total = sum(splits[split].num_rows for split in names)
+
+        def batches() -> Iterator[Any]:
+            for split in names:
+                chosen = columns.pick(splits[split].column_names, f"{repo} ({split})")
+                for batch in splits[split].with_format("arrow").iter(BATCH):
+                    yield batch, chosen
+
+        _decode(name, place, total, batches())
+
+    return cache.entry(name, digest, build, cache_dir)
+
+
+def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
+    writer = cache.Writer(place, total)
+    owners: dict[str, int] = {}
+    done = 0
+    with cache.progress(f"decoding {name}", total) as report:
+        for batch, chosen in batches:
+            images = np.stack([_image(value) for value in batch.column(chosen["image"]).to_pylist()])
+            writer.put("x", done, images)
+            for role, target in (("label", "y"), ("coarse", "coarse")):
+                if role in chosen:
+                    values = np.asarray(batch.column(chosen[role]).to_pylist(), dtype=np.int64)
+                    writer.put(target, done, values)
+            if "owner" in chosen:
+                names = [str(value) for value in batch.column(chosen["owner"]).to_pylist()]
+                codes = [owners.setdefault(owner, len(owners)) for owner in names]
+                writer.put("owner", done, np.asarray(codes, dtype=np.int32))
+            done += len(images)
+            report(done)
+    writer.close({"name": name, "rows": total, "owners": list(owners)})
+
+
+def _image(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Pixels as (height, width, channels) of one cell: hub struct, bytes, or nested lists."""
+    from PIL import Image
+
+    if isinstance(value, dict):
+        value = value["bytes"] if value.get("bytes") is not None else Path(value["path"]).read_bytes()
+    if isinstance(value, bytes):
+        with Image.open(io.BytesIO(value)) as opened:
+            # Palettes, bit masks and transparency become what they look like; grey and colour stay.
+            mode = (
+                opened.mode if opened.mode in ("L", "RGB") else ("L" if opened.mode in ("1", "I") else "RGB")
+            )
+            pixels = np.asarray(opened.convert(mode))
+    else:
+        pixels = np.asarray(value, dtype=np.uint8)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def idx_from_hub(name: str, repo: str, prefix: str, cache_dir: str | Path | None) -> Path:
+    """Cache entry of IDX files kept on the hub (`prefix`-train-images-idx3-ubyte.gz and its three kin)."""
+    digest = cache.key(name, "hub-idx", repo, prefix)
+
+    def build(place: Path) -> None:
+        hub = need("huggingface_hub")
+        found = {}
+        for part in ("train", "test"):
+            for kind in ("images-idx3", "labels-idx1"):
+                file = f"{prefix}-{part}-{kind}-ubyte.gz"
+                found[part, kind] = Path(hub.hf_hub_download(repo, file, repo_type="dataset"))
+        _decode_idx(
+            name, place, [(found[p, "images-idx3"], found[p, "labels-idx1"]) for p in ("train", "test")]
+        )
+
+    return cache.entry(name, digest, build, cache_dir)
+
+
+def from_idx(name: str, images: list[Path], cache_dir: str | Path | None) -> Path:
+    """Cache entry of local IDX files, gzipped or not; each images file must lie beside its labels file."""
+    pairs = []
+    for path in sorted(
+        images, key=lambda path: ("-test-" in path.name or path.name.startswith("t10k"), path.name)
+    ):
+        labels = path.with_name(path.name.replace("images-idx3", "labels-idx1"))
+        if not labels.is_file():
+            raise FileNotFoundError(f"{name}: {path.name} has no {labels.name} beside it")
+        pairs.append((path, labels))
+    every = [path for pair in pairs for path in pair]
+    digest = cache.key(name, "idx", cache.file_facts(every, Path(every[0].anchor)))
+    return cache.entry(name, digest, lambda place: _decode_idx(name, place, pairs), cache_dir)
+
+
+def _decode_idx(name: str, place: Path, pairs: list[tuple[Path, Path]]) -> None:
+    loaded = [(read_idx(images), read_idx(labels)) for images, labels in pairs]
+    total = sum(len(images) for images, _ in loaded)
+    writer = cache.Writer(place, total)
+    done = 0
+    with cache.progress(f"decoding {name}", total) as report:
+        for images, labels in loaded:
+            writer.put("x", done, images[:, :, :, None])
+            writer.put("y", done, labels.astype(np.int64))
+            done += len(images)
+            report(done)
+    writer.close({"name": name, "rows": total, "owners": []})
+
+
+def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """One file of MNIST's own format: two zero bytes, type, rank, big-endian sizes, values."""
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != 0x08:
+        raise ValueError(f"{path} is not an IDX file of bytes")
+    rank = raw[3]
+    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", rank, 4))
+    if len(raw) != 4 + 4 * rank + int(np.prod(shape)):
+        raise ValueError(f"{path} is cut short or too long: its header promises {shape}")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
