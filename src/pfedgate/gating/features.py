@@ -119,7 +119,7 @@ class Reader:
         else:
             return
         raise ValueError(
-            f"the gate was built for {wanted}, got {problem}: wrap the model with an example of what will come"
+            f"the gate was built for {wanted}, got {problem}: wrap the model with an example of its inputs"
         )
 
     def _channels_first(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The private gate of a client (the paper's "Adaptive Gating Layer"): batch -> block weights M, importances G.
+"""The private gate of a client (the paper's "Adaptive Gating Layer"): batch -> weights M, importances G.
 
 ``x -> switchable norm -> features -> FC (d_X -> L) -> post-norm -> activation -> mean over the batch``: one
 path for M, one for G, optionally one for a shift of the classes. All of it is private and never sent.
@@ -39,7 +39,7 @@ class Gate(nn.Module):
 
     ``example`` is a batch like those to come (only its shape and kind matter). Integer tokens are read
     through ``embedding``, which stays the model's own: neither registered here nor trained through the gate;
-    without one, through a fixed hash. ``generator`` makes the initialisation reproducible without global seeding.
+    without one, through a fixed hash. ``generator`` makes the initialisation reproducible.
 
     >>> gate = Gate(torch.zeros(2, 3, 32, 32), 53, GateConfig(), model_size=256_830)
     >>> gate.size, gate(torch.randn(8, 3, 32, 32)).weights.shape
@@ -127,11 +127,13 @@ class Gate(nn.Module):
         """M and G from the learned paths ``z [N, paths, L]``."""
         config = self.config
         bounded = torch.sigmoid(z)
-        importance = bounded[:, -1].mean(0) if mean else bounded[:, -1]
+        paths = bounded.mean(0) if mean else bounded.movedim(1, 0)
+        importance = paths[-1]
         if not config.train_weights:
             return torch.ones_like(importance), importance
-        weights = bounded[:, 0] if config.activation in ("centred", "sigmoid") else z[:, 0]
-        weights = weights.mean(0) if mean else weights
+        if config.activation in ("linear", "none"):
+            paths = z.mean(0) if mean else z.movedim(1, 0)
+        weights = paths[0]
         if config.activation == "centred":
             # In this form sigmoid(0) = 1/2 gives exactly 1, also after the mean.
             weights = 1 + config.weight_range * (2 * weights - 1)

@@ -58,8 +58,8 @@ class SwitchableNorm(nn.Module):
             raise ValueError(f"SwitchableNorm needs channels >= 1 and rank >= 2, got {channels} and {rank}")
         self.channels, self.rank, self.track = channels, rank, track
         parts = 2 if rank == 2 else 3  # batch, layer, and instance where it exists
-        self.mean_mixture = nn.Parameter(torch.ones(parts))
-        self.var_mixture = nn.Parameter(torch.ones(parts))
+        # Logits of the two mixtures: of the means (row 0) and of the variances (row 1).
+        self.mixture = nn.Parameter(torch.ones(2, parts))
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -83,18 +83,18 @@ class SwitchableNorm(nn.Module):
         Equal to pooling after normalising, because both maps are affine per (sample, channel).
         """
         with torch.no_grad():
-            means, variances = self._statistics(mean, var)
-        mixed_mean = (F.softmax(self.mean_mixture, 0) @ means.flatten(1)).view_as(mean)
-        mixed_var = (F.softmax(self.var_mixture, 0) @ variances.flatten(1)).view_as(mean)
+            statistics = self._statistics(mean, var)
+        shares = F.softmax(self.mixture, 1).unsqueeze(1)
+        mixed_mean, mixed_var = torch.bmm(shares, statistics.flatten(2)).view(2, *mean.shape).unbind(0)
         scale = torch.rsqrt(mixed_var + EPS) * self.weight
         shift = self.bias - mixed_mean * scale
         return torch.addcmul(shift.unsqueeze(2), pooled, scale.unsqueeze(2))
 
-    def _statistics(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances of each part of the mixture, ``[parts, N, C]``; updates the running ones."""
+    def _statistics(self, mean: Tensor, var: Tensor) -> Tensor:
+        """Means and variances of each part of the mixture, ``[2, parts, N, C]``; updates the running ones."""
         # The law of total variance gives wider statistics from the per-channel ones without cancellation.
-        layer_mean = mean.mean(1, keepdim=True)
-        layer_var = (var + (mean - layer_mean).square()).mean(1, keepdim=True)
+        spread, layer_mean = torch.var_mean(mean, 1, correction=0, keepdim=True)
+        layer_var = var.mean(1, keepdim=True) + spread
         if self.training and self.track:
             batch_mean, batch_var = self._observe(mean, var)
         else:
@@ -104,15 +104,17 @@ class SwitchableNorm(nn.Module):
         if self.rank > 2:
             means.append(mean)
             variances.append(var)
-        return torch.stack(means), torch.stack(variances)
+        return torch.stack(means + variances).view(2, -1, *mean.shape)
 
     def _observe(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """Statistics over the batch, also folded into the running ones."""
         alone = len(mean) == 1
-        # A batch of one has no spread of its own: measure it around what earlier batches showed.
-        batch_mean = mean[0] if alone else mean.mean(0)
-        centre = self.running_mean if alone else batch_mean
-        batch_var = (var + (mean - centre).square()).mean(0)
+        if alone:
+            # A batch of one has no spread of its own: measure it around what earlier batches showed.
+            batch_mean, batch_var = mean[0], var[0] + (mean[0] - self.running_mean).square()
+        else:
+            spread, batch_mean = torch.var_mean(mean, 0, correction=0)
+            batch_var = var.mean(0) + spread
         self.batches_seen += 1
         # A client sees a handful of batches per round. A plain moving average would still be mostly its
         # arbitrary start when the model is first evaluated, so the first batches are averaged evenly.
