@@ -1,4 +1,4 @@
-"""For the site only: puts the bare `>>>` examples of docstrings into code fences, where Markdown needs them."""
+"""For the site only: puts the bare `>>>` examples of docstrings into the code fences Markdown needs."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def names() -> tuple[str, ...]:
 def build(
     name: str, input_shape: Shape | None = None, classes: int | None = None, **options: object
 ) -> nn.Module:
-    """A fresh model; `input_shape` is that of one sample; by default both are what the model is made for.
+    """A fresh model; `input_shape` is that of one sample. Shape and classes default to the model's own data.
 
     Weights come from torch's global generator, as for any module.
 
