@@ -54,6 +54,7 @@ def entry(name: str, digest: str, build: Callable[[Path], None], root: str | Pat
     work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
         build(work)
+        work.chmod(0o777 & ~_umask())  # temporary folders are private, a cache may be shared by users
         try:
             work.rename(place)
         except OSError:
@@ -63,6 +64,13 @@ def entry(name: str, digest: str, build: Callable[[Path], None], root: str | Pat
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return place
+
+
+def _umask() -> int:
+    # The only way to read it is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def read(place: Path) -> tuple[dict[str, Rows], dict[str, Any]]:

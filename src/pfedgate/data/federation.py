@@ -98,6 +98,12 @@ class Ids(Sequence[str]):
         return {"names": self.names}
 
 
+def _place(part: str) -> int:
+    if part not in PARTS:
+        raise ValueError(f"no part {part!r}: a client has {', '.join(PARTS)}")
+    return PARTS.index(part)
+
+
 class Part:
     """One part (train, val or test) of one client's data. Nothing is read before `x` or `y` is asked for."""
 
@@ -173,15 +179,13 @@ class Federation:
 
     def part(self, client: str, name: str) -> Part:
         """The train, val or test data of one client, training or novel."""
-        if name not in PARTS:
-            raise ValueError(f"no part {name!r}: a client has {', '.join(PARTS)}")
-        at = len(PARTS) * self.ids.index(client) + PARTS.index(name)
+        at = len(PARTS) * self.ids.index(client) + _place(name)
         first, last = self._bounds.tensor[at : at + 2].tolist()
         return Part(client, name, self._rows.tensor[first:last].long(), self.pool)
 
     def sizes(self, name: str) -> Ints:
         """Samples in this part for every id of `federation.ids` (training and novel), without reading any."""
-        at = PARTS.index(name)
+        at = _place(name)
         counts = np.diff(self._bounds.tensor.numpy())
         result: Ints = counts[at :: len(PARTS)].astype(np.int64)
         return result

@@ -109,19 +109,17 @@ def dirichlet(
         raise ValueError(f"alpha must be positive, got {alpha}")
     _check(len(labels), clients, min_samples)
     classes = int(labels.max()) + 1
-    best: list[Ints] | None = None
-    lack = len(labels) + 1
-    draws = 0
-    for draws in range(1, RETRIES + 1):
+    best, lack, draws = np.empty(0, dtype=np.int64), len(labels) + 1, 0
+    while lack and draws < RETRIES:
+        draws += 1
         rng = generator(seed, "partition", "dirichlet", draws)
-        groups = _draw(labels, clients, alpha, class_groups(classes, clusters or classes, rng), rng)
-        missing = sum(max(0, min_samples - len(group)) for group in groups)
+        owner = _draw(labels, clients, alpha, class_groups(classes, clusters or classes, rng), rng)
+        missing = int(np.maximum(0, min_samples - np.bincount(owner, minlength=clients)).sum())
         if missing < lack:
-            best, lack = groups, missing
-        if not lack:
-            break
-    assert best is not None
-    repaired, moved = _lift(best, min_samples, generator(seed, "partition", "repair"))
+            best, lack = owner, missing
+    order = np.argsort(best, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(best, minlength=clients))[:-1])
+    repaired, moved = _lift(groups, min_samples, generator(seed, "partition", "repair"))
     ids = numbered(clients)
     about = {
         "partition": "dirichlet",
@@ -132,26 +130,22 @@ def dirichlet(
         "repaired": [str(ids[client]) for client in repaired],
         "moved": moved,
     }
-    return _pack(best, about)
+    return _pack(groups, about)
 
 
-def _draw(
-    labels: Ints, clients: int, alpha: float, groups: list[Ints], rng: np.random.Generator
-) -> list[Ints]:
+def _draw(labels: Ints, clients: int, alpha: float, groups: list[Ints], rng: np.random.Generator) -> Ints:
+    """The client of every sample."""
     group_of = np.empty(int(labels.max()) + 1, dtype=np.int64)
     for number, members in enumerate(groups):
         group_of[members] = number
     mine = group_of[labels]
-    pieces: list[list[Ints]] = [[] for _ in range(clients)]
+    owner = np.empty(len(labels), dtype=np.int64)
     for number in range(len(groups)):
         rows = rng.permutation(np.flatnonzero(mine == number))
         shares = rng.dirichlet(np.full(clients, alpha))
         counts = rng.multinomial(len(rows), shares / shares.sum())
-        for client, piece in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
-            if len(piece):
-                pieces[client].append(piece)
-    empty = np.empty(0, dtype=np.int64)
-    return [np.concatenate(piece) if piece else empty for piece in pieces]
+        owner[rows] = np.repeat(np.arange(clients), counts)
+    return owner
 
 
 def _lift(groups: list[Ints], least: int, rng: np.random.Generator) -> tuple[list[int], int]:
@@ -272,7 +266,7 @@ def by_owner(
     if not len(large):
         raise ValueError(f"none of {len(names)} owners has {min_samples} samples (the most: {counts.max()})")
     if keep is not None:
-        wanted = int(len(large) * keep) if isinstance(keep, float) and keep <= 1 else int(keep)
+        wanted = int(len(large) * keep + 1e-9) if isinstance(keep, float) and keep <= 1 else int(keep)
         if not 1 <= wanted <= len(large):
             raise ValueError(f"cannot keep {keep} of {len(large)} owners with {min_samples} samples or more")
         large = large[np.sort(generator(seed, "partition", "owners").permutation(len(large))[:wanted])]

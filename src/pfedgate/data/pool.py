@@ -44,7 +44,11 @@ class Rows:
     """
 
     def __init__(self, data: np.ndarray[Any, Any] | Tensor, path: Path | None = None) -> None:
-        self.tensor = data if isinstance(data, Tensor) else torch.from_numpy(np.ascontiguousarray(data))
+        if not isinstance(data, Tensor):
+            # torch takes no read-only memory (it could not keep its promise not to write).
+            array = np.ascontiguousarray(data)
+            data = torch.from_numpy(array if array.flags.writeable else array.copy())
+        self.tensor = data
         self.path = path
 
     @classmethod

@@ -2,21 +2,22 @@
 
 Whatever the source, the result is a cache entry with `x.npy` (uint8, rows × height × width × channels),
 `y.npy` (int64), and where the source has them `owner.npy` (codes into notes["owners"]) and `coarse.npy`.
+EMNIST by-class exists on the hub as IDX files only (see `idx.py`).
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfedgate.data import cache
+from pfedgate.data import cache, idx
 
 INSTALL = "pip install 'pfedgate[data]'"
 BATCH = 1000
@@ -85,14 +86,16 @@ def _order(path: Path) -> tuple[int, str]:
     return 3, str(path)
 
 
-def from_folder(name: str, root: Path, columns: Columns, cache_dir: str | Path | None) -> Path:
+def from_folder(
+    name: str, root: Path, columns: Columns, cache_dir: str | Path | None, idx_prefix: str | None = None
+) -> Path:
     """Cache entry of a folder of parquet or IDX files."""
     files = sorted(root.rglob("*.parquet"), key=_order)
     if not files:
-        idx = sorted(path for path in root.rglob("*-images-idx3-ubyte*") if path.is_file())
-        if not idx:
+        pairs = idx.pairs(root, idx_prefix or "")
+        if not pairs:
             raise FileNotFoundError(f"{name}: {root} holds neither parquet nor IDX files")
-        return from_idx(name, idx, cache_dir)
+        return idx.entry(name, pairs, root, cache_dir)
     need("PIL.Image")
     parquet = need("pyarrow.parquet")
     digest = cache.key(name, "parquet", cache.file_facts(files, root), columns.__dict__)
@@ -124,7 +127,8 @@ def from_hub(
     def build(place: Path) -> None:
         need("PIL.Image")
         hub = need("datasets")
-        splits = hub.load_dataset(repo, revision=revision)
+        with _explained(name, repo):
+            splits = hub.load_dataset(repo, revision=revision)
         names = sorted(splits, key=lambda split: _order(Path(split)))
         total = sum(splits[split].num_rows for split in names)
 
@@ -145,7 +149,7 @@ def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
     done = 0
     with cache.progress(f"decoding {name}", total) as report:
         for batch, chosen in batches:
-            images = np.stack([_image(value) for value in batch.column(chosen["image"]).to_pylist()])
+            images = np.stack([decode_image(value) for value in batch.column(chosen["image"]).to_pylist()])
             writer.put("x", done, images)
             for role, target in (("label", "y"), ("coarse", "coarse")):
                 if role in chosen:
@@ -160,7 +164,7 @@ def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
     writer.close({"name": name, "rows": total, "owners": list(owners)})
 
 
-def _image(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def decode_image(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Pixels as (height, width, channels) of one cell: hub struct, bytes, or nested lists."""
     from PIL import Image
 
@@ -184,54 +188,25 @@ def idx_from_hub(name: str, repo: str, prefix: str, cache_dir: str | Path | None
 
     def build(place: Path) -> None:
         hub = need("huggingface_hub")
-        found = {}
+        files = []
         for part in ("train", "test"):
-            for kind in ("images-idx3", "labels-idx1"):
-                file = f"{prefix}-{part}-{kind}-ubyte.gz"
-                found[part, kind] = Path(hub.hf_hub_download(repo, file, repo_type="dataset"))
-        _decode_idx(
-            name, place, [(found[p, "images-idx3"], found[p, "labels-idx1"]) for p in ("train", "test")]
-        )
+            names = [f"{prefix}-{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+            with _explained(name, repo):
+                images, labels = (
+                    Path(hub.hf_hub_download(repo, file, repo_type="dataset")) for file in names
+                )
+            files.append((images, labels))
+        idx.decode(name, place, files)
 
     return cache.entry(name, digest, build, cache_dir)
 
 
-def from_idx(name: str, images: list[Path], cache_dir: str | Path | None) -> Path:
-    """Cache entry of local IDX files, gzipped or not; each images file must lie beside its labels file."""
-    pairs = []
-    for path in sorted(
-        images, key=lambda path: ("-test-" in path.name or path.name.startswith("t10k"), path.name)
-    ):
-        labels = path.with_name(path.name.replace("images-idx3", "labels-idx1"))
-        if not labels.is_file():
-            raise FileNotFoundError(f"{name}: {path.name} has no {labels.name} beside it")
-        pairs.append((path, labels))
-    every = [path for pair in pairs for path in pair]
-    digest = cache.key(name, "idx", cache.file_facts(every, Path(every[0].anchor)))
-    return cache.entry(name, digest, lambda place: _decode_idx(name, place, pairs), cache_dir)
-
-
-def _decode_idx(name: str, place: Path, pairs: list[tuple[Path, Path]]) -> None:
-    loaded = [(read_idx(images), read_idx(labels)) for images, labels in pairs]
-    total = sum(len(images) for images, _ in loaded)
-    writer = cache.Writer(place, total)
-    done = 0
-    with cache.progress(f"decoding {name}", total) as report:
-        for images, labels in loaded:
-            writer.put("x", done, images[:, :, :, None])
-            writer.put("y", done, labels.astype(np.int64))
-            done += len(images)
-            report(done)
-    writer.close({"name": name, "rows": total, "owners": []})
-
-
-def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """One file of MNIST's own format: two zero bytes, type, rank, big-endian sizes, values."""
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != 0x08:
-        raise ValueError(f"{path} is not an IDX file of bytes")
-    rank = raw[3]
-    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", rank, 4))
-    if len(raw) != 4 + 4 * rank + int(np.prod(shape)):
-        raise ValueError(f"{path} is cut short or too long: its header promises {shape}")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
+@contextmanager
+def _explained(name: str, repo: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # what the hub's packages raise for network, name and access
+        raise ConnectionError(
+            f"cannot fetch {name} from the hub ({repo}): {error}. Put the repository's files in a folder "
+            f"{name}/ and name its parent with data_dir or PFEDGATE_DATA."
+        ) from error

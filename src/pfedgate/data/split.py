@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from pfedgate.data.federation import PARTS, Federation, Ids
+from pfedgate.data.options import Sharing
 from pfedgate.data.partition import Ints, Partition
 from pfedgate.data.pool import Normalise, Pool, Rows
 from pfedgate.data.seeds import generator
 
-TEST, VAL = 0.2, 0.25  # validation is a quarter of what test leaves: 60 / 20 / 20
+VAL = 0.25  # of what test leaves: 60 / 20 / 20
 
 
 def carve(n: Ints, share: float) -> Ints:
@@ -32,7 +33,7 @@ def carve(n: Ints, share: float) -> Ints:
 
 
 def split(
-    partition: Partition, pool_size: int, *, val: bool = True, test: float = TEST, seed: int = 0
+    partition: Partition, pool_size: int, *, val: bool = True, test: float = 0.2, seed: int = 0
 ) -> tuple[Ints, Ints]:
     """Rows of all clients as train, val, test one after the other, and the bounds of these parts.
 
@@ -78,12 +79,9 @@ def assemble(
     name: str,
     pool: Pool,
     partition: Partition,
+    options: Sharing,
     *,
     classes: int,
-    val: bool = True,
-    test: float = TEST,
-    novel: float = 0.0,
-    seed: int = 0,
     class_names: tuple[str, ...] | None = None,
     prepare: Normalise | None = None,
     about: Mapping[str, Any] | None = None,
@@ -91,8 +89,8 @@ def assemble(
     """The last step of every loader: hold out clients, split samples, put it together."""
     if len(set(partition.ids.tolist())) != len(partition.ids):
         raise ValueError("two clients have the same id")
-    held_out = hold_out(len(partition.ids), novel, seed)
-    rows, bounds = split(partition, len(pool), val=val, test=test, seed=seed)
+    held_out = hold_out(len(partition.ids), options.novel, options.seed)
+    rows, bounds = split(partition, len(pool), val=options.val, test=options.test, seed=options.seed)
     narrow = rows.astype(np.int32) if len(pool) < 2**31 else rows
     return Federation(
         name,
@@ -104,5 +102,5 @@ def assemble(
         classes=classes,
         class_names=class_names,
         prepare=prepare,
-        about={**(about or {}), **partition.about, "seed": seed},
+        about={**(about or {}), **partition.about, "seed": options.seed},
     )

@@ -1,0 +1,263 @@
+"""Your own data, one line each: arrays, a folder of images, a table, a torch Dataset.
+
+    from_arrays(x, y, owners=names)                        arrays or tensors, and who owns each row
+    from_arrays(x, y, partition="dirichlet", clients=50)   or let a partition decide
+    from_folder("photos")                                  photos/<client>/<class>/<image>
+    from_table("visits.parquet", owner="hospital", label="outcome")
+    from_dataset(dataset, owners=names)                    any torch.utils.data.Dataset
+
+All take the options of `Sharing` (`novel`, `val`, `min_samples`, `seed`, …), and `mean`/`std` per channel or
+feature, or `standardise=True` to measure them on the training samples of the training clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedgate.data import cache, table
+from pfedgate.data.convert import class_labels, inputs, numbers
+from pfedgate.data.federation import Federation
+from pfedgate.data.options import Sharing, read, sample, share_out
+from pfedgate.data.pool import ArrayPool, Normalise, Rows
+from pfedgate.data.sources import need
+from pfedgate.data.split import assemble
+
+Array = np.ndarray[Any, Any]
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+
+
+class Samples(Protocol):
+    """The part of torch's map-style Dataset that is used."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def __getitem__(self, at: int, /) -> Any:
+        """A pair (input, label)."""
+
+
+def from_arrays(
+    x: Array | Tensor | str | Path,
+    y: Array | Tensor | Sequence[Any],
+    *,
+    owners: Array | Sequence[Any] | None = None,
+    coarse: Array | Sequence[int] | None = None,
+    name: str = "arrays",
+    classes: int | None = None,
+    channels: str | None = None,
+    mean: float | Sequence[float] = (),
+    std: float | Sequence[float] = (),
+    standardise: bool = False,
+    **options: Any,
+) -> Federation:
+    """A federation of arrays: one row of `x` and one label of `y` per sample.
+
+    Give `owners`, one name per row, or `partition` and `clients`. `x` may be anything with rows: images
+    (four axes, or three if uint8), feature vectors, token ids; a path to a `.npy` file is mapped, not read.
+    uint8 images stay uint8 and are scaled per batch. Labels may be names. `channels` ("first" or "last")
+    is needed only when the shape of the images leaves it open.
+
+    >>> x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+    >>> from_arrays(x, y, owners=["ann", "bob", "eve"] * 20, seed=1)
+    Federation('arrays', 3 clients, 60 samples of shape (5,), 3 classes)
+    >>> from_arrays(x, y, partition="dirichlet", clients=4, alpha=0.5, novel=0.25)
+    Federation('arrays', 3 clients, 1 novel, 60 samples of shape (5,), 3 classes)
+    """
+    chosen = read(Sharing, options, "from_arrays")
+    rows, image = inputs(x, channels)
+    labels, names = class_labels(y)
+    if len(labels) != len(rows):
+        raise ValueError(f"{len(rows)} inputs but {len(labels)} labels: they must be equally many")
+    known = int(labels.max()) + 1
+    if classes is not None and classes < known:
+        raise ValueError(f"classes={classes}, but a label is {known - 1}")
+    if owners is not None and len(owners) != len(rows):
+        raise ValueError(f"{len(rows)} inputs but {len(owners)} owners: give one owner per row")
+    if owners is None and chosen.partition is None:
+        raise ValueError(
+            "who owns which sample? Give owners=[one name per row], or partition='dirichlet' (iid, "
+            "pathological, …) and clients=…"
+        )
+    used = sample(len(rows), chosen.samples, chosen.seed)
+    partition = share_out(
+        chosen,
+        labels[used],
+        kind=chosen.partition or "owner",
+        clients=chosen.clients,
+        owners=None if owners is None else np.asarray(owners)[used],
+        coarse=None if coarse is None else np.asarray(coarse, dtype=np.int64)[used],
+        where=name,
+    ).over(used)
+    federation = assemble(
+        name,
+        ArrayPool(rows, Rows(labels), image=image),
+        partition,
+        chosen,
+        classes=classes or known,
+        class_names=names,
+        prepare=Normalise(numbers(mean), numbers(std)),
+        about={"dataset": name, "pool": len(rows), "used": len(partition.rows)},
+    )
+    if standardise:
+        federation.prepare = _measured(federation)
+    return federation
+
+
+def from_folder(
+    path: str | Path,
+    *,
+    size: tuple[int, int] | None = None,
+    colour: bool = True,
+    cache_dir: str | Path | None = None,
+    **options: Any,
+) -> Federation:
+    """A federation of images kept as path/<client>/<class>/<image>.
+
+    All images must have one size, or are resized to `size` (height, width). `colour=False` makes them grey.
+    They are decoded once into the cache.
+
+    >>> import tempfile; from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for client in ("ann", "bob"):
+    ...     for label in ("cat", "dog"):
+    ...         (folder / client / label).mkdir(parents=True)
+    ...         for k in range(5):
+    ...             Image.new("RGB", (16, 16), (k, 0, 0)).save(folder / client / label / f"{k}.png")
+    >>> federation = from_folder(folder, cache_dir=folder / "cache")
+    >>> list(federation.clients), federation.input_shape, federation.class_names
+    (['ann', 'bob'], (3, 16, 16), ('cat', 'dog'))
+    """
+    root = Path(path).expanduser()
+    files = sorted(file for file in root.glob("*/*/*") if file.suffix.lower() in IMAGES)
+    if not files:
+        raise FileNotFoundError(f"no images under {root}: they must lie as <client>/<class>/<image>")
+    digest = cache.key("folder", str(root.resolve()), size, colour, cache.file_facts(files, root))
+
+    def build(place: Path) -> None:
+        writer = cache.Writer(place, len(files))
+        with cache.progress(f"decoding {root.name}", len(files)) as report:
+            for row, file in enumerate(files):
+                try:
+                    writer.put("x", row, _picture(file, size, colour)[None])
+                except ValueError as error:
+                    raise ValueError(f"{file}: {error}, or give size=(height, width)") from error
+                report(row + 1)
+        writer.close({"name": root.name, "rows": len(files)})
+
+    place = cache.entry(f"folder-{root.name}", digest, build, cache_dir)
+    return from_arrays(
+        place / "x.npy",
+        [file.parent.name for file in files],
+        owners=[file.parent.parent.name for file in files],
+        **{"name": root.name, "channels": "last", **options},
+    )
+
+
+def from_table(
+    path: str | Path,
+    *,
+    owner: str = "client",
+    label: str = "label",
+    features: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Federation:
+    """A federation of a CSV or parquet file, one sample per line, with a column that names the client.
+
+    `features` are the input columns, in this order (default: all others). They are numbers, or, in a parquet
+    file, one column of encoded images or of lists of equal length.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "visits.csv"
+    >>> lines = [f"h{i % 3},{i * 0.5},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(30)]
+    >>> _ = file.write_text("\\n".join(["hospital,dose,age,outcome", *lines]))
+    >>> federation = from_table(file, owner="hospital", label="outcome", standardise=True)
+    >>> federation
+    Federation('visits', 3 clients, 30 samples of shape (2,), 2 classes)
+    >>> list(federation.clients), federation.class_names
+    (['h0', 'h1', 'h2'], ('ill', 'well'))
+    """
+    file = Path(path).expanduser()
+    columns = table.read(file)
+    wanted = [features] if isinstance(features, str) else features
+    chosen = wanted if wanted is not None else [name for name in columns if name not in (owner, label)]
+    for column in (owner, label, *chosen):
+        if column not in columns:
+            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(columns)}")
+    return from_arrays(
+        table.stack({name: columns[name] for name in chosen}, str(file)),
+        np.asarray(columns[label]),
+        owners=np.asarray(columns[owner]),
+        **{"name": file.stem, **options},
+    )
+
+
+def from_dataset(dataset: Samples, owners: Sequence[Any], **options: Any) -> Federation:
+    """A federation of any map-style torch Dataset of (input, label) pairs, and one owner per sample.
+
+    Every sample is read once, in order, with whatever transform the dataset applies. Random augmentation
+    would therefore be frozen: leave it out.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.randn(40, 3, 8, 8), torch.arange(40) % 4)
+    >>> from_dataset(data, owners=[f"phone {i % 5}" for i in range(40)])
+    Federation('TensorDataset', 5 clients, 40 samples of shape (3, 8, 8), 4 classes)
+    """
+    total = len(dataset)
+    if total != len(owners):
+        raise ValueError(f"{total} samples but {len(owners)} owners: give one owner per sample")
+    if not total:
+        raise ValueError("the dataset is empty")
+    labels = []
+    store: Array | None = None
+    channels: str | None = None
+    for row in range(total):
+        x, y = dataset[row]
+        labels.append(y.item() if isinstance(y, (Tensor, np.generic)) else y)
+        # Tensors of three axes are (channels, height, width) by torch's custom, pictures end in channels.
+        if isinstance(x, Tensor):
+            channels, value = "first", x.detach().cpu().numpy()
+        else:
+            value = np.asarray(x)
+        if store is None:
+            store = np.empty((total, *value.shape), dtype=value.dtype)
+        if value.shape != store.shape[1:]:
+            raise ValueError(f"sample {row} has shape {value.shape}, those before {store.shape[1:]}")
+        store[row] = value
+    assert store is not None
+    if channels and store.ndim == 4 and "channels" not in options:
+        options["channels"] = channels
+    return from_arrays(store, labels, owners=owners, **{"name": type(dataset).__name__, **options})
+
+
+def _picture(file: Path, size: tuple[int, int] | None, colour: bool) -> Array:
+    image = need("PIL.Image")
+    with image.open(file) as opened:
+        picture = opened.convert("RGB" if colour else "L")
+        if size is not None:
+            picture = picture.resize((size[1], size[0]))
+        pixels = np.asarray(picture)
+    return pixels if colour else pixels[:, :, None]
+
+
+def _measured(federation: Federation) -> Normalise:
+    """Mean and deviation per channel or feature over the training samples of the training clients."""
+    raw = Normalise()
+    total = square = torch.zeros(1, dtype=torch.float64)
+    count = 0
+    for client in federation.clients:
+        x = raw(federation.part(client, "train").x)
+        if not x.is_floating_point():
+            raise ValueError("standardise needs numbers as input, not token ids")
+        flat = (x.movedim(1, -1) if x.ndim > 2 else x).reshape(-1, x.shape[1]).double()
+        total, square, count = total + flat.sum(0), square + flat.square().sum(0), count + len(flat)
+    mean = total / count
+    std = (square / count - mean.square()).clamp(min=0).sqrt()
+    # A constant feature carries nothing: leave its scale alone instead of dividing by zero.
+    std = torch.where(std < 1e-8, torch.ones_like(std), std)
+    return Normalise(tuple(mean.tolist()), tuple(std.tolist()))

@@ -1,0 +1,153 @@
+"""Made-up data: very many clients without memory, and a task on which one model for all must fail."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedgate.data.federation import Federation, Ids
+from pfedgate.data.options import Sharing, read
+from pfedgate.data.partition import Partition, numbered
+from pfedgate.data.pool import ArrayPool, Rows
+from pfedgate.data.seeds import generator
+from pfedgate.data.split import VAL, assemble, carve, hold_out
+
+
+class SyntheticPool:
+    """Samples made when they are asked for, from the seed and the number of the client: nothing is stored."""
+
+    def __init__(
+        self, clients: int, samples: int, features: int, classes: int, labels: int, seed: int
+    ) -> None:
+        self.clients, self.samples, self.features = clients, samples, features
+        self.classes, self.labels, self.seed = classes, labels, seed
+
+    @cached_property
+    def _centres(self) -> np.ndarray[Any, Any]:
+        drawn = generator(self.seed, "synthetic", "centres").normal(size=(self.classes, self.features))
+        centres: np.ndarray[Any, Any] = (drawn * 4 / np.sqrt(self.features)).astype(np.float32)
+        return centres
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return (self.features,)
+
+    def __len__(self) -> int:
+        return self.clients * self.samples
+
+    def _client(self, client: int) -> tuple[np.ndarray[Any, Any], np.random.Generator]:
+        rng = generator(self.seed, "synthetic", client)
+        mine = rng.permutation(self.classes)[: self.labels]
+        return mine[rng.integers(0, len(mine), self.samples)], rng
+
+    def x(self, rows: Tensor) -> Tensor:
+        """Inputs: the centre of the class, a shift of the client, noise."""
+        out = np.empty((len(rows), self.features), dtype=np.float32)
+        for client, places, inside in self._by_client(rows):
+            y, rng = self._client(client)
+            drawn = rng.standard_normal((self.samples + 1, self.features), dtype=np.float32)
+            out[places] = (self._centres[y] + 0.2 * drawn[0] + 0.5 * drawn[1:])[inside]
+        return torch.from_numpy(out)
+
+    def y(self, rows: Tensor) -> Tensor:
+        """Labels: each client has a few of the classes."""
+        out = np.empty(len(rows), dtype=np.int64)
+        for client, places, inside in self._by_client(rows):
+            out[places] = self._client(client)[0][inside]
+        return torch.from_numpy(out)
+
+    def _by_client(self, rows: Tensor) -> list[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        numbers = rows.numpy()
+        clients, inside = numbers // self.samples, numbers % self.samples
+        if len(numbers) and (clients == clients[0]).all():  # one client's part: the usual question
+            return [(int(clients[0]), np.arange(len(numbers)), inside)]
+        order = np.argsort(clients, kind="stable")
+        names, starts = np.unique(clients[order], return_index=True)
+        groups = np.split(order, starts[1:])
+        return [(int(name), group, inside[group]) for name, group in zip(names, groups, strict=True)]
+
+    def share(self) -> None:
+        """Nothing is stored, so nothing is to be shared."""
+
+
+def synthetic(
+    clients: int = 100_000,
+    samples_per_client: int = 20,
+    features: int = 64,
+    classes: int = 10,
+    *,
+    classes_per_client: int = 3,
+    seed: int = 0,
+    novel: float = 0.0,
+    val: bool = True,
+) -> Federation:
+    """Any number of clients in a few megabytes: samples are made when asked for.
+
+    >>> federation = synthetic(clients=1000)
+    >>> part = federation.part("007", "train")
+    >>> part.x.shape, bool((part.x == federation.part("007", "train").x).all())
+    (torch.Size([12, 64]), True)
+    """
+    least = 3 if val else 2
+    if clients < 1 or samples_per_client < least:
+        raise ValueError(
+            f"need at least 1 client and {least} samples each, got {clients}, {samples_per_client}"
+        )
+    if not 1 <= classes_per_client <= classes:
+        raise ValueError(f"classes_per_client must be between 1 and {classes}, got {classes_per_client}")
+    pool = SyntheticPool(clients, samples_per_client, features, classes, classes_per_client, seed)
+    # Samples of a client are independent draws, so any fixed cut is a random one and no shuffle is stored.
+    sizes = np.array([samples_per_client])
+    n_test = int(carve(sizes, 0.2)[0])
+    n_val = int(carve(sizes - n_test, VAL)[0]) if val else 0
+    cuts = np.array([0, samples_per_client - n_test - n_val, samples_per_client - n_test])
+    starts = np.arange(clients) * samples_per_client
+    bounds = np.append((starts[:, None] + cuts).reshape(-1), len(pool))
+    return Federation(
+        "synthetic",
+        pool,
+        Ids(numbered(clients)),
+        Rows(np.arange(len(pool), dtype=np.int32 if len(pool) < 2**31 else np.int64)),
+        Rows(bounds),
+        hold_out(clients, novel, seed),
+        classes=classes,
+        about={"dataset": "synthetic", "partition": "synthetic", "seed": seed},
+    )
+
+
+def conflicting(
+    clients: int = 10, samples_per_client: int = 100, features: int = 16, classes: int = 2, **options: Any
+) -> Federation:
+    """Two kinds of clients who name the same things differently: no single model can exceed about one half.
+
+    Inputs of all clients come from the same clusters; even clients call cluster k class k, odd clients call
+    it k + 1. Personal models can be right everywhere; the best shared one is right for one kind only.
+
+    >>> federation = conflicting(clients=4)
+    >>> federation
+    Federation('conflicting', 4 clients, 400 samples of shape (16,), 2 classes)
+    """
+    if classes < 2:
+        raise ValueError(f"a conflict needs at least 2 classes, got {classes}")
+    chosen = read(Sharing, options, "conflicting")
+    rng = generator(chosen.seed, "conflicting")
+    total = clients * samples_per_client
+    centres = rng.normal(size=(classes, features))
+    centres *= 4 / np.linalg.norm(centres, axis=1, keepdims=True)
+    cluster = np.arange(total) % classes
+    x = (centres[cluster] + rng.normal(size=(total, features)) * 0.5).astype(np.float32)
+    client = np.arange(total) // samples_per_client
+    y = (cluster + client % 2) % classes
+    partition = Partition(
+        numbered(clients),
+        np.arange(total),
+        np.arange(clients + 1) * samples_per_client,
+        {"partition": "owner"},
+    )
+    pool = ArrayPool(Rows(x), Rows(y.astype(np.int64)), image=False)
+    return assemble("conflicting", pool, partition, chosen, classes=classes, about={"dataset": "conflicting"})

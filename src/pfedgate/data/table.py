@@ -1,0 +1,63 @@
+"""Columns of a CSV or parquet file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedgate.data.sources import decode_image, need
+
+Array = np.ndarray[Any, Any]
+
+
+def read(file: Path) -> dict[str, list[Any]]:
+    """All columns by name; CSV cells are text."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no file {file}")
+    if file.suffix in (".parquet", ".pq"):
+        columns: dict[str, list[Any]] = need("pyarrow.parquet").read_table(file).to_pydict()
+        return columns
+    if file.suffix not in (".csv", ".tsv"):
+        raise ValueError(f"{file}: a table is .csv, .tsv or .parquet")
+    with file.open(newline="", encoding="utf-8-sig") as text:
+        lines = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",")
+        head = next(lines, [])
+        cells: list[list[Any]] = [[] for _ in head]
+        for number, line in enumerate(lines, start=2):
+            if not line:
+                continue
+            if len(line) != len(head):
+                raise ValueError(f"{file}, line {number}: {len(line)} cells, the first line has {len(head)}")
+            for column, cell in zip(cells, line, strict=True):
+                column.append(cell)
+    return dict(zip(head, cells, strict=True))
+
+
+def stack(columns: Mapping[str, list[Any]], where: str) -> Array:
+    """Input columns as one array: images or lists as they are, numbers side by side as float32."""
+    if not columns:
+        raise ValueError(f"{where}: no feature columns")
+    if len(columns) == 1:
+        (values,) = columns.values()
+        if values and isinstance(values[0], (dict, bytes)):
+            return np.stack([decode_image(value) for value in values])
+        if values and isinstance(values[0], (list, tuple)):
+            return np.asarray(values)
+    return np.stack([_numbers(name, values, where) for name, values in columns.items()], axis=1)
+
+
+def _numbers(name: str, values: list[Any], where: str) -> Array:
+    try:
+        numbers = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{where}: column {name!r} is not all numbers ({error}); choose features=…"
+        ) from error
+    if not np.isfinite(numbers).all():
+        line = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise ValueError(f"{where}: column {name!r} has no number in row {line}")
+    return numbers
