@@ -13,12 +13,14 @@ export MKL_NUM_THREADS := 1
 .PHONY: run test lint unit format bench docs test-slow test-deploy studies clean
 .DEFAULT_GOAL := run
 
-# The stamp is written last, so an installation that was cut short is repeated, not believed.
+# .installing becomes .installed when all is there: what was cut short is made anew, not believed.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@rm -f $@
-	@$(PY) -m pip --version >/dev/null 2>&1 || { echo "making $(VENV) (once; torch is large)"; $(PYTHON) -m venv --clear $(VENV); }
+	@if [ -e $(VENV)/.installing ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
+		echo "making $(VENV), once; torch is large, this takes minutes"; $(PYTHON) -m venv --clear $(VENV); fi
+	@touch $(VENV)/.installing
 	$(INSTALL) -e ".[dev]"
-	@touch $@
+	@mv $(VENV)/.installing $@
 
 # `make .venv/.extra-docs`, `.extra-flower`, …: one more extra of pyproject.toml in the same environment.
 $(VENV)/.extra-%: $(VENV)/.installed
