@@ -1,0 +1,28 @@
+"""FedAvg (McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data).
+
+Shared: the whole model, buffers included (floating ones averaged, counters maxed). Private: nothing, unless
+`optim.persist_momentum` keeps the optimiser's buffers on the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import register
+from pfedgate.local import fit
+from pfedgate.types import Local, State, Update
+
+
+@register("fedavg")
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """Train the received model for an epoch; the server averages."""
+
+    paper: ClassVar[str] = "McMahan et al. 2017, Communication-Efficient Learning of Deep Networks"
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """Local epochs of SGD from the received model."""
+        done = fit(self.task, got, local, memory=private)
+        return Update(done.state, local.n, done.metrics), done.memory

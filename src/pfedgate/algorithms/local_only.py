@@ -1,0 +1,51 @@
+"""Local: every client trains alone, from a common initialisation.
+
+Nothing is shared. A client trains when it is sampled, so that all methods see the same number of epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import register
+from pfedgate.local import fit, initial, module
+from pfedgate.tensors import inside, under
+from pfedgate.types import Card, Local, State, Update
+
+
+@register("local_only")
+@dataclass(frozen=True)
+class LocalOnly(Algorithm):
+    """No federation: the yardstick every federated method must beat."""
+
+    adapt_epochs: int = 1  # epochs of a novel client; the fine-tuning budget of the other methods
+
+    paper: ClassVar[str] = "-"
+    shares: ClassVar[str] = "nothing"
+    keeps: ClassVar[str] = "the whole model"
+
+    def init_server(self, seed: int) -> State:
+        """The server has nothing."""
+        return {}
+
+    def init_client(self, got: State, local: Local) -> State:
+        """The initialisation that FedAvg would start from."""
+        return under("model/", initial(self.task, local.round.seed))
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """Local epochs from where the client was."""
+        done = fit(self.task, inside("model/", private), local, memory=private)
+        return Update({}, local.n, done.metrics), {**under("model/", done.state), **done.memory}
+
+    def adapt(self, got: State, private: State, local: Local) -> State:
+        """A novel client trains from the initialisation."""
+        done = fit(self.task, inside("model/", private), local, epochs=self.adapt_epochs)
+        return under("model/", done.state)
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The client's own model."""
+        return module(self.task, inside("model/", private))

@@ -1,0 +1,261 @@
+"""The server: rounds of sample → send → train → merge → evaluate → checkpoint → callbacks.
+
+    result = run(algorithm, federation, Options(rounds=50, sample=0.2))
+    result.summary["accuracy"]
+
+`run` never sees a client's data or private state: it talks to an exchange, which reaches clients in this
+process (the default), in worker processes (`exchange.processes`) or over a network (`deploy`). The result
+does not depend on the exchange, the number of workers, the order of clients, interruptions or evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pfedgate import metrics, wire
+from pfedgate.algorithm import Algorithm
+from pfedgate.checkpoint import Checkpoint, RunFolder
+from pfedgate.metrics import Record
+from pfedgate.roster import DEFAULTS, Options, Roster
+from pfedgate.seeds import seeded
+from pfedgate.serve import NOVEL, ClientError, Endpoint, Reply, Scored, serve
+from pfedgate.store import DiskStore, MemoryStore, Store
+from pfedgate.types import Card, Federation, Round, State, Update
+
+__all__ = ["ClientError", "Exchange", "Options", "Result", "Roster", "run", "serve"]
+
+Callback = Callable[[Record], None]
+
+
+class Exchange(Protocol):
+    """How a round reaches clients. Replies come in the order of the cards, whatever happens in between."""
+
+    def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
+        """One training round; private states are kept by the clients."""
+
+    def evaluate(
+        self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]
+    ) -> Iterator[Scored]:
+        """Scores of personal models; changes nothing."""
+
+    def close(self) -> None:
+        """Stop whatever was started."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the server's State, a record per round, the summary, the last scores."""
+
+    server: State
+    history: list[Record]
+    summary: Record
+    scores: list[Scored] = field(default_factory=list)
+    novel: list[Scored] = field(default_factory=list)
+    store: Store | None = None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, as in every worker: bits depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes cuda, then mps, then cpu."""
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    options: Options = DEFAULTS,
+    *,
+    exchange: Callable[[Store], Exchange] | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train an algorithm on a federation.
+
+    exchange   given the store, how to reach clients; default: in this process
+    folder     keep metrics, checkpoints and private states here; then a killed run can be resumed
+    resume     go on from the folder's last checkpoint (from the start if there is none yet)
+    callbacks  called with {"event": "start" | "round" | "end", …}
+    """
+    engine = Engine(algorithm, federation, options, folder, resume, callbacks)
+    with one_thread():
+        return engine.run(exchange)
+
+
+class Engine:
+    """One run. Use `run`."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        options: Options,
+        folder: str | Path | None,
+        resume: bool,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self.algorithm, self.federation, self.options = algorithm, federation, options
+        self.callbacks = callbacks
+        self.roster = Roster(federation, federation.clients, options.budget, options.seed)
+        self.folder = None if folder is None else RunFolder(folder, resume=resume)
+        self.start = self.folder.load() if self.folder else None
+        self.store: Store = MemoryStore()
+        if self.folder is not None:
+            committed = -1 if self.start is None else self.start.commit
+            self.store = DiskStore.recover(self.folder.private, committed)
+
+    def run(self, exchange: Callable[[Store], Exchange] | None) -> Result:
+        device = choose_device(self.options.device)
+        reach: Exchange
+        if exchange is None:
+            reach = Endpoint(self.algorithm, self.federation, self.store, device)
+        else:
+            reach = exchange(self.store)
+        try:
+            return self._rounds(reach)
+        finally:
+            reach.close()
+
+    def _rounds(self, reach: Exchange) -> Result:
+        options = self.options
+        if self.start is None:
+            with seeded(options.seed, "init_server"):
+                server = self.algorithm.init_server(options.seed)
+            history: list[Record] = []
+        else:
+            server, history = self.start.server, list(self.start.history)
+        self._tell({"event": "start", "round": len(history), "rounds": options.rounds})
+        scores: list[Scored] = []
+        for index in range(len(history), options.rounds):
+            began = time.perf_counter()
+            round = self._round(index, history)
+            server, record = self._train(reach, server, round)
+            trained = time.perf_counter()
+            if self._due(index + 1):
+                scores = self._evaluate(reach, server, round, record)
+            history.append(record)
+            timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
+            self._keep(server, history, scores, timing)
+            self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
+        if not scores and options.rounds and options.evaluate_every:
+            # Resumed after the last round: the scores were not kept, so take them again (it changes nothing).
+            scores = self._evaluate(reach, server, self._round(options.rounds - 1, history[:-1]), {})
+        return self._finish(reach, server, history, scores)
+
+    def _round(self, index: int, history: Sequence[Record]) -> Round:
+        validation = [r["after_broadcast"]["val_accuracy"] for r in history if "after_broadcast" in r]
+        factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
+        total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
+        return Round(index, self.options.rounds, self.options.seed, factor, total)
+
+    def _due(self, done: int) -> bool:
+        every = self.options.evaluate_every
+        return bool(every) and (done % every == 0 or done == self.options.rounds)
+
+    def _chunks(self, cards: Sequence[Card]) -> list[list[Card]]:
+        """Groups trained together. They depend on the cards alone, not on workers or on any order."""
+        size = 1
+        if self.options.stack == "auto":
+            size = 64 if self.algorithm.stacks else 1
+        elif self.options.stack:
+            size = int(self.options.stack) if self.algorithm.stacks else 1
+        if size > 1:
+            # Alike sizes together: stacked clients are padded to the largest of their group.
+            cards = sorted(cards, key=lambda card: (card.n_train, card.id))
+        return [list(cards[at : at + size]) for at in range(0, len(cards), size)]
+
+    def _train(self, reach: Exchange, server: State, round: Round) -> tuple[State, Record]:
+        cards = self.roster.draw(self.options.sample, self.options.seed, round.index)
+        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
+        numbers: list[dict[str, float]] = []
+        refused: list[str] = []
+        traffic = {"bytes_up": 0, "bytes_down": 0}
+
+        def good() -> Iterator[tuple[Card, Update]]:
+            for reply in reach.train(server, round, self._chunks(cards)):
+                traffic["bytes_up"] += reply.up
+                traffic["bytes_down"] += reply.down
+                reason = reply.reason or self._fault(server, round, reply)
+                if reply.update is None or reason:
+                    refused.append(
+                        f"client {reply.card.id!r}, round {round.index + 1}: {reason or 'no reply'}"
+                    )
+                    continue
+                numbers.append(dict(reply.update.metrics))
+                yield reply.card, reply.update
+
+        with seeded(self.options.seed, "merge", round.index):
+            updates = good()
+            server = self.algorithm.merge(server, updates, round)
+            for _ in updates:  # a merge that stops early must not leave clients untrained
+                pass
+        if not numbers:
+            raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refused[0]}")
+        record |= traffic | {"refused": len(refused)} | metrics.means(numbers)
+        if refused:
+            record["refusals"] = refused
+        return server, record
+
+    def _fault(self, server: State, round: Round, reply: Reply) -> str:
+        if reply.update is None:
+            return ""
+        got = self.algorithm.send(server, reply.card, round)
+        return wire.fault(reply.update) or self.algorithm.check(got, reply.update) or ""
+
+    def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
+        scores = list(reach.evaluate(server, round, self.roster, self.options.points))
+        for point in self.options.points:
+            record[point] = metrics.summarise([score for score in scores if score.point == point])
+        return scores
+
+    def _keep(self, server: State, history: list[Record], scores: Sequence[Scored], timing: Record) -> None:
+        if self.folder is None:
+            return
+        self.folder.note(history[-1], timing)
+        done = len(history)
+        if done % self.options.checkpoint_every and done != self.options.rounds:
+            return
+        best = metrics.best_round(history) if self.options.keep_best else None
+        self.folder.save(Checkpoint(server, history, self.store.tag))
+        self.store.commit()
+        if best == done and isinstance(self.store, DiskStore):
+            self.folder.keep_best(server, self.store, done)
+
+    def _finish(self, reach: Exchange, server: State, history: list[Record], scores: list[Scored]) -> Result:
+        summary = metrics.overall(history)
+        novel: list[Scored] = []
+        if self.options.novel and len(self.federation.novel) and self.options.rounds:
+            roster = Roster(self.federation, self.federation.novel, self.options.budget, self.options.seed)
+            round = self._round(self.options.rounds - 1, history[:-1])
+            novel = list(reach.evaluate(server, round, roster, (NOVEL,)))
+            summary["novel"] = metrics.summarise(novel)
+        summary["peak_bytes"] = metrics.peak_bytes()
+        if self.folder is not None:
+            self.folder.finish(summary, [*scores, *novel])
+        self._tell({"event": "end", **summary})
+        return Result(server, history, summary, scores, novel, self.store)
+
+    def _tell(self, event: Record) -> None:
+        for callback in self.callbacks:
+            callback(event)

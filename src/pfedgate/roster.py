@@ -1,0 +1,86 @@
+"""Who takes part and how a run is to go: options, the roster of clients, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pfedgate.budgets import budgets
+from pfedgate.seeds import key
+from pfedgate.serve import POINTS
+from pfedgate.types import Card, Federation
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what (the algorithm) and on which data (the federation)."""
+
+    rounds: int = 100
+    sample: float | int = 1.0  # clients a round: a share (float ≤ 1) or a number (int); without replacement
+    seed: int = 0
+    evaluate_every: int = 5  # rounds; the last one is always evaluated; 0 = never
+    points: tuple[str, ...] = ("after_broadcast",)  # and "after_local": both are recorded under their names
+    agg_norm: str = "sampled"  # average over sampled clients, or over "all" (others count as unchanged)
+    budget: Any = 1.0  # see budgets.budgets
+    stack: int | str = "auto"  # clients trained together where the algorithm can: a number, 0 = never
+    device: str = "auto"
+    novel: bool = True  # after training, adapt and score the clients held out
+    checkpoint_every: int = 1  # rounds; only with a folder
+    keep_best: bool = True  # with a folder: keep the State that was best on validation
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or self.evaluate_every < 0 or self.checkpoint_every < 1:
+            raise ValueError("rounds and evaluate_every are not negative; checkpoint_every is at least 1")
+        if self.agg_norm not in ("sampled", "all"):
+            raise ValueError(f"agg_norm is 'sampled' or 'all', got {self.agg_norm!r}")
+        for point in self.points:
+            if point not in POINTS:
+                raise ValueError(f"points are {', '.join(POINTS)}; got {point!r}")
+        if self.sample <= 0 or (isinstance(self.sample, float) and self.sample > 1):
+            raise ValueError(f"sample is a share in (0, 1] or a whole number of clients, got {self.sample!r}")
+
+
+DEFAULTS = Options()
+
+
+class Roster:
+    """Clients of a run, sorted by id, so that the order in which they were listed cannot matter."""
+
+    def __init__(self, federation: Federation, ids: Sequence[str], budget: Any, seed: int) -> None:
+        order = np.argsort(np.array(ids, dtype=np.str_), kind="stable")
+        given = budgets(budget, ids, seed)
+        self.ids = [str(ids[int(at)]) for at in order]
+        self._budgets = [given[int(at)] for at in order]
+        self.sizes = _sizes(federation, self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def card(self, at: int) -> Card:
+        """The card of the client at this position."""
+        return Card(self.ids[at], int(self.sizes[at]), self._budgets[at])
+
+    def __iter__(self) -> Iterator[Card]:
+        return (self.card(at) for at in range(len(self)))
+
+    def draw(self, sample: float | int, seed: int, round: int) -> list[Card]:
+        """The clients of a round, sorted; clients without training data are never drawn."""
+        able = np.flatnonzero(self.sizes)
+        if not len(able):
+            raise ValueError("no client has training data")
+        wanted = sample if isinstance(sample, int) else max(1, int(sample * len(able)))
+        generator = np.random.default_rng(key(seed, "sample", round))
+        chosen = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
+        return [self.card(int(able[at])) for at in np.sort(chosen)]
+
+
+def _sizes(federation: Federation, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Training samples of every client; at once where the federation knows them without reading."""
+    sizes, known = getattr(federation, "sizes", None), getattr(federation, "ids", None)
+    if sizes is not None and known is not None:
+        by_id = dict(zip(known, sizes("train").tolist(), strict=True))
+        return np.array([by_id[client] for client in ids], dtype=np.int64)
+    return np.array([federation.part(client, "train").n for client in ids], dtype=np.int64)

@@ -1,0 +1,175 @@
+"""Where private client state lives between rounds: in memory or on disk. Only `serve` touches it.
+
+New states are *pending* until `commit`. On disk that makes a round atomic: pending files carry the number of
+the commit they wait for, the checkpoint names the last commit, and whoever opens the store after a crash
+finishes that one and forgets what came later.
+
+    private/current/3f/<client>.safetensors     what the last checkpoint left
+    private/pending-12/3f/<client>.safetensors  written since, current once commit 12 is on record
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+import numpy as np
+from safetensors.numpy import save
+from safetensors.torch import load
+
+from pfedgate.types import State
+
+SHARDS = 256  # directories; 100,000 clients are some 400 files in each
+
+
+class Store(Protocol):
+    """Private states by client."""
+
+    tag: int  # the number of the commit that pending states wait for
+
+    def get(self, client: str) -> State | None:
+        """The newest state of a client; None if it has none."""
+
+    def put(self, client: str, state: State) -> None:
+        """Keep a state; it counts once `commit` was called."""
+
+    def commit(self) -> None:
+        """Make everything that is pending current."""
+
+    def clients(self) -> list[str]:
+        """Clients that have a state, sorted."""
+
+
+class MemoryStore:
+    """States in a dictionary: small runs without a folder.
+
+    >>> store = MemoryStore()
+    >>> store.put("anna", {}); store.get("ben") is None, store.clients()
+    (True, ['anna'])
+    """
+
+    def __init__(self) -> None:
+        self.tag = 0
+        self._states: dict[str, State] = {}
+
+    def get(self, client: str) -> State | None:
+        """The state of a client, or None."""
+        state = self._states.get(client)
+        return None if state is None else dict(state)
+
+    def put(self, client: str, state: State) -> None:
+        """Keep a state."""
+        self._states[client] = {name: value.detach().clone() for name, value in state.items()}
+
+    def commit(self) -> None:
+        """Nothing to do: a run without a folder cannot be resumed."""
+        self.tag += 1
+
+    def clients(self) -> list[str]:
+        """Clients that have a state, sorted."""
+        return sorted(self._states)
+
+
+class DiskStore:
+    """States as safetensors files, replaced atomically; memory does not grow with the number of clients."""
+
+    def __init__(self, root: str | Path, tag: int = 0, *, sync: bool = False) -> None:
+        self.root, self.tag, self.sync = Path(root), tag, sync
+
+    @classmethod
+    def recover(cls, root: str | Path, committed: int, *, sync: bool = False) -> DiskStore:
+        """Open after a crash: finish commit number `committed`, drop what is pending after it.
+
+        `committed` is -1 if nothing was ever committed.
+        """
+        store = cls(root, committed, sync=sync)
+        if committed >= 0:
+            store.commit()
+        else:
+            store.tag = 0
+        for path in store.root.glob("pending-*"):
+            shutil.rmtree(path)
+        if committed < 0 and (store.root / "current").exists():
+            shutil.rmtree(store.root / "current")
+        return store
+
+    def _file(self, client: str) -> Path:
+        # The shard is a checksum, not Python's hash, which differs from process to process.
+        return Path(f"{zlib.crc32(client.encode()) % SHARDS:02x}", quote(client, safe="") + ".safetensors")
+
+    def get(self, client: str) -> State | None:
+        """The newest state of a client, pending or current."""
+        file = self._file(client)
+        for folder in (f"pending-{self.tag}", "current"):
+            try:
+                return load((self.root / folder / file).read_bytes())
+            except FileNotFoundError:
+                continue
+        return None
+
+    def put(self, client: str, state: State) -> None:
+        """Write a state as pending."""
+        path = self.root / f"pending-{self.tag}" / self._file(client)
+        write_atomically(path, pack_file(state), sync=self.sync)
+
+    def commit(self) -> None:
+        """Move pending files into place. Repeating it after a crash is harmless."""
+        pending, current = self.root / f"pending-{self.tag}", self.root / "current"
+        if pending.exists():
+            for shard in os.scandir(pending):
+                (current / shard.name).mkdir(parents=True, exist_ok=True)
+                for file in os.scandir(shard.path):
+                    if not file.name.endswith(".new"):
+                        os.replace(file.path, current / shard.name / file.name)
+            shutil.rmtree(pending)
+        self.tag += 1
+
+    def clients(self) -> list[str]:
+        """Clients that have a state, sorted."""
+        found = set()
+        for folder in (f"pending-{self.tag}", "current"):
+            for path in (self.root / folder).glob("*/*.safetensors"):
+                found.add(unquote(path.name.removesuffix(".safetensors")))
+        return sorted(found)
+
+    def snapshot(self, target: str | Path) -> None:
+        """A copy of all current states made of hard links: later commits replace files, never change them."""
+        target = Path(target)
+        fresh = target.with_name(target.name + ".new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        for path in (self.root / "current").glob("*/*.safetensors"):
+            link = fresh / "current" / path.parent.name / path.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, link)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(fresh, target)
+
+
+def pack_file(state: State, metadata: dict[str, str] | None = None) -> bytes:
+    """A State, and some text, as the bytes of a safetensors file."""
+    return save(
+        {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in state.items()}, metadata
+    )
+
+
+def write_atomically(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """A file that is either as it was or complete; `sync` also survives a power cut."""
+    fresh = path.with_name(path.name + ".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with fresh.open("wb") as handle:
+        handle.write(content)
+        if sync:
+            handle.flush()
+            os.fsync(handle.fileno())
+    os.replace(fresh, path)
+    if sync:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

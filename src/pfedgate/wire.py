@@ -1,0 +1,129 @@
+"""What travels: bytes without pickle, a versioned header, checked on arrival.
+
+A message is a small frame (magic, version, round, weight, client, numbers) and a safetensors body. A sparse
+update is an ordinary State with two entries, `blocks` (int32 ids) and `values` (float32, or float16 on
+request), see `tiles`; a dense one holds the tensors by name. Sizes are those of real serialisation: a length
+depends on names, shapes and types alone, so it is measured once for each and remembered.
+
+>>> update = Update({"w": torch.ones(3)}, weight=20.0, metrics={"loss": 0.5})
+>>> message = encode(update, client="anna", round=7)
+>>> len(message) == size(update, client="anna")
+True
+>>> arrived = decode(message)
+>>> arrived.client, arrived.round, arrived.update.weight, arrived.update.shared["w"].tolist()
+('anna', 7, 20.0, [1.0, 1.0, 1.0])
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import save
+from safetensors.torch import load
+
+from pfedgate.tensors import finite
+from pfedgate.types import State, Update
+
+MAGIC = b"pfg1"
+VERSION = 1
+_FRAME = struct.Struct("<4sHqdHI")  # magic, version, round, weight, length of client id, length of metrics
+FORBIDDEN = (torch.bfloat16,)  # not every machine can compute with it, and Flower cannot carry it
+
+
+class WireError(ValueError):
+    """A message that cannot be what it claims to be."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A decoded message."""
+
+    client: str
+    round: int
+    update: Update
+
+
+def pack(state: State) -> bytes:
+    """A State as safetensors bytes."""
+    for name, value in state.items():
+        if value.dtype in FORBIDDEN:
+            raise WireError(f"{name!r} is {value.dtype}: send float32 or float16")
+    return save({name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in state.items()})
+
+
+def unpack(body: bytes) -> State:
+    """The State in safetensors bytes."""
+    try:
+        return load(body)
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise WireError(f"the body is not a State: {error}") from error
+
+
+def packed_size(state: State) -> int:
+    """Length of `pack(state)`; an empty State is not sent at all."""
+    if not state:
+        return 0
+    return _packed_size(tuple([(name, value.dtype, tuple(value.shape)) for name, value in state.items()]))
+
+
+@lru_cache(maxsize=4096)
+def _packed_size(signature: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
+    return len(pack({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in signature}))
+
+
+def encode(update: Update, *, client: str, round: int) -> bytes:
+    """An update as one message."""
+    name, metrics = client.encode(), _metrics(update)
+    frame = _FRAME.pack(MAGIC, VERSION, round, update.weight, len(name), len(metrics))
+    return b"".join([frame, name, metrics, pack(update.shared)])
+
+
+def size(update: Update, *, client: str) -> int:
+    """Length of `encode(update)`; a client that shares nothing sends nothing."""
+    if not update.shared:
+        return 0
+    return _FRAME.size + len(client.encode()) + len(_metrics(update)) + packed_size(update.shared)
+
+
+def _metrics(update: Update) -> bytes:
+    return json.dumps(dict(update.metrics), separators=(",", ":")).encode()
+
+
+def decode(message: bytes) -> Arrived:
+    """The update in a message; anything unexpected is a WireError that says what."""
+    if len(message) < _FRAME.size:
+        raise WireError(f"{len(message)} bytes are too few for a message")
+    magic, version, round, weight, client_length, metrics_length = _FRAME.unpack_from(message)
+    if magic != MAGIC:
+        raise WireError(f"starts with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"version {version}; this side speaks {VERSION}: install the same pfedgate on both")
+    start, middle = _FRAME.size, _FRAME.size + client_length
+    end = middle + metrics_length
+    if len(message) < end:
+        raise WireError(f"cut short: {len(message)} bytes of at least {end}")
+    try:
+        client = message[start:middle].decode()
+        metrics = json.loads(message[middle:end])
+    except ValueError as error:
+        raise WireError(f"unreadable header: {error}") from error
+    if not isinstance(metrics, dict) or not all(isinstance(v, (int, float)) for v in metrics.values()):
+        raise WireError("metrics must be numbers by name")
+    return Arrived(client, round, Update(unpack(message[end:]), weight, metrics))
+
+
+def fault(update: Update) -> str | None:
+    """Why no server may use this update whatever the algorithm, or None."""
+    if not math.isfinite(update.weight) or update.weight <= 0:
+        return f"weight is {update.weight}, must be a finite number > 0"
+    for name, value in update.shared.items():
+        if not finite({name: value}):
+            return f"{name!r} holds NaN or infinity"
+    return None
