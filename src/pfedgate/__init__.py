@@ -1,3 +1,21 @@
 """pfedgate: personalised federated learning with sparse gates."""
 
+from pfedgate.gating.blocks import Block, Piece
+from pfedgate.gating.budget import Budget, InfeasibleBudget
+from pfedgate.gating.gate_config import GateConfig
+from pfedgate.gating.gated import GatedModel, Selection, gate
+from pfedgate.gating.optim import LiveOptimizer
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Block",
+    "Budget",
+    "GateConfig",
+    "GatedModel",
+    "InfeasibleBudget",
+    "LiveOptimizer",
+    "Piece",
+    "Selection",
+    "gate",
+]

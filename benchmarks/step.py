@@ -1,0 +1,124 @@
+"""A training step of the gated model against the plain dense module: time, peak tensor bytes, FLOPs.
+
+Forward, backward and SGD step with momentum, interleaved medians, channels-last on both sides.
+Run `make bench`, or `python benchmarks/step.py --quick`. Writes benchmarks/results/step.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's chatter; read when torch is imported
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import pfedgate
+from pfedgate import measure, models
+
+NETWORKS = {"cnn_cifar10": ((3, 32, 32), 10), "cnn_femnist": ((1, 28, 28), 62)}
+BUDGETS = (1.0, 0.5, 0.3)
+
+
+def dense_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def gated_step(gated: pfedgate.GatedModel, x: Tensor, y: Tensor) -> Callable[[], Any]:
+    optimizer = gated.optimizer("sgd", lr=1e-3, gate_lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(gated(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
+    shape, classes = NETWORKS[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, *shape, generator=generator).to(memory_format=torch.channels_last)
+    y = torch.randint(0, classes, (batch,), generator=generator)
+    dense = models.build(name, shape, classes).to(memory_format=torch.channels_last)
+    steps: dict[str, Callable[[], Any]] = {"dense": dense_step(dense, x, y)}
+    gates: dict[str, pfedgate.GatedModel] = {}
+    for budget in BUDGETS:
+        model = models.build(name, shape, classes).to(memory_format=torch.channels_last)
+        gates[f"s = {budget:g}"] = pfedgate.gate(model, x, budget=budget)
+        steps[f"s = {budget:g}"] = gated_step(gates[f"s = {budget:g}"], x, y)
+    chooser = gates[f"s = {BUDGETS[-1]:g}"]
+
+    def gate_only() -> None:
+        # What the gate adds to a step: its own forward and backward, and the selection.
+        selection, _ = chooser.select(x)
+        selection.adapted.sum().backward()
+
+    steps["gate + selection"] = gate_only
+    seconds = measure.interleaved(steps, repeats)
+    peaks = {key: measure.peak_bytes(step) for key, step in steps.items()}
+    flops = {key: measure.flops(step) for key, step in steps.items()}
+    rows = []
+    for key in steps:
+        cost = gates[key].last.cost if key in gates and gates[key].last is not None else {}  # type: ignore[union-attr]
+        rows.append(
+            {
+                "network": name,
+                "batch": batch,
+                "threads": torch.get_num_threads(),
+                "case": key,
+                "ms": seconds[key] * 1e3,
+                "time": seconds[key] / seconds["dense"],
+                "peak": peaks[key] / peaks["dense"],
+                "flops": flops[key] / flops["dense"],
+                "selected": cost,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one network, batch 128, one thread")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step.json")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows: list[dict[str, Any]] = []
+    for threads in (1,) if args.quick else (1, 2):
+        torch.set_num_threads(threads)
+        for name in ["cnn_cifar10"] if args.quick else NETWORKS:
+            for batch in (128,) if args.quick else (32, 128, 512):
+                rows += case(name, batch, args.repeats if batch < 512 else max(3, args.repeats // 3))
+    table = Table(title="step of the gated model / step of the dense module")
+    for column in ("network", "threads", "batch", "case", "ms", "time", "peak bytes", "FLOPs", "selected"):
+        table.add_column(column)
+    for r in rows:
+        selected = " ".join(f"{k} {v:.2f}" for k, v in r["selected"].items())
+        table.add_row(
+            r["network"], str(r["threads"]), str(r["batch"]), r["case"], f"{r['ms']:.1f}", f"{r['time']:.2f}",
+            f"{r['peak']:.2f}", f"{r['flops']:.2f}", selected,
+        )  # fmt: skip
+    Console(width=130).print(table)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"machine": measure.machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

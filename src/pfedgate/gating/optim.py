@@ -1,0 +1,141 @@
+"""An optimiser that steps on live blocks only.
+
+A dropped block has no gradient, but momentum and weight decay of an ordinary optimiser would still move it: then
+every block changes in every round and nothing is sparse (D25 in our notes on the authors' code). Here the entries
+of theta that were not live in a step, and their momentum, stay bit for bit what they were, and the step costs what
+the live part costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from pfedgate.names import unknown
+
+from .execute import cut, paste
+
+if TYPE_CHECKING:
+    from .gated import GatedModel
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+class LiveOptimizer:
+    """SGD, Adam or AdamW on the live entries of theta, and the same kind with rate `gate_lr` on the gate.
+
+    One step belongs to one forward pass. `clip` bounds the L2 norm of the gradients of theta and of the gate,
+    separately. Weight decay applies to live entries of theta only.
+    """
+
+    def __init__(
+        self,
+        gated: GatedModel,
+        name: str = "sgd",
+        *,
+        lr: float,
+        gate_lr: float | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        clip: float | None = None,
+    ) -> None:
+        if name not in OPTIMIZERS:
+            raise ValueError(unknown("optimiser", name, OPTIMIZERS))
+        if gated.gate.config.scope == "sample":
+            raise ValueError("with scope 'sample' every sample has its own blocks; train with scope 'batch'")
+        self.gated, self.name, self.lr, self.clip = gated, name, lr, clip
+        self.momentum, self.weight_decay, self.betas, self.eps = momentum, weight_decay, betas, eps
+        self.state: dict[str, Tensor] = {}  # flat and named, like every state here
+        self.touched: set[bytes] = set()  # selections that were stepped on
+        self._parameters = dict(gated.model.named_parameters())
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+            "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=momentum),
+            "adam": lambda p, lr: torch.optim.Adam(p, lr=lr, betas=betas, eps=eps),
+            "adamw": lambda p, lr: torch.optim.AdamW(p, lr=lr, betas=betas, eps=eps, weight_decay=0.0),
+        }
+        self.gate_optimizer = kinds[name](list(gated.parameters_private()), lr if gate_lr is None else gate_lr)
+        gated.leaves = {}
+
+    def zero_grad(self) -> None:
+        assert self.gated.leaves is not None
+        self.gated.leaves.clear()
+        self.gate_optimizer.zero_grad()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        last = self.gated.last
+        leaves = {name: leaf for name, leaf in self._leaves().items() if leaf.grad is not None}
+        if last is None or not leaves:
+            raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(leaves.values()), self.clip)
+            torch.nn.utils.clip_grad_norm_(list(self.gated.parameters_private()), self.clip)
+        for name, leaf in leaves.items():
+            self._step_one(name, leaf, last.live)
+        self.gate_optimizer.step()
+        self.touched.add(last.kept.tobytes())
+
+    def _leaves(self) -> dict[str, Tensor]:
+        """Live entries with their gradients; under masked execution cut out of the full gradients."""
+        if self.gated.execution != "masked":
+            return self.gated.leaves or {}
+        last = self.gated.last
+        assert last is not None
+        cuts = {}
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                leaf = cut(parameter.detach(), name, last.live)
+                leaf = leaf.clone() if leaf.data_ptr() == parameter.data_ptr() else leaf
+                leaf.grad = cut(parameter.grad, name, last.live)
+                cuts[name] = leaf
+        return cuts
+
+    def _step_one(self, name: str, leaf: Tensor, live: Any) -> None:
+        parameter, grad = self._parameters[name], leaf.grad
+        assert grad is not None
+        value = leaf.detach()
+        slots = self._slots(name, parameter)
+        parts = [cut(slot, name, live) for slot in slots]
+        before = self._unowned(name, parameter, slots, live)
+        if self.name == "sgd":
+            sgd(
+                [value], [grad], [parts[0] if parts else None], weight_decay=self.weight_decay,
+                momentum=self.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False, foreach=False,
+            )  # fmt: skip
+        else:
+            steps = self.state.setdefault(f"step/{name}", torch.zeros(()))
+            decoupled = self.name == "adamw"
+            adam(
+                [value], [grad], [parts[0]], [parts[1]], [], [steps], amsgrad=False, beta1=self.betas[0],
+                beta2=self.betas[1], lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, maximize=False,
+                foreach=False, decoupled_weight_decay=decoupled,
+            )  # fmt: skip
+        paste(parameter, name, live, value)
+        for slot, part in zip(slots, parts, strict=True):
+            paste(slot, name, live, part)
+        for tensor, mask, kept in before:
+            tensor[mask] = kept
+
+    def _slots(self, name: str, parameter: Tensor) -> list[Tensor]:
+        kinds = (
+            ["momentum"] if self.name == "sgd" and self.momentum else ["mean", "square"] if self.name != "sgd" else []
+        )
+        return [self.state.setdefault(f"{kind}/{name}", torch.zeros_like(parameter)) for kind in kinds]
+
+    def _unowned(
+        self, name: str, parameter: Tensor, slots: list[Tensor], live: Any
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
+        if live.plan.axes or bool(live.kept.all()):
+            return []
+        mask = torch.from_numpy(~live.elements(name)).to(parameter.device)
+        return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *slots)]
