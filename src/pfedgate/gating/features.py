@@ -105,8 +105,8 @@ class Reader:
         # Around the channel's mean, so that a large offset does not eat the digits of the spread.
         centred = x - mean.reshape(*mean.shape, *[1] * (x.dim() - 2))
         offset = pooled - mean.unsqueeze(2)
-        variance = _average(centred.square_(), self.cells).flatten(2) - offset.square_()
-        return variance.clamp_(min=0).sqrt_() + mean.unsqueeze(2)
+        variance = _average(centred.pow_(2), self.cells).flatten(2) - offset.pow_(2)
+        return variance.clamp(min=0).sqrt_() + mean.unsqueeze(2)
 
     def _check(self, x: Tensor) -> None:
         wanted = "integer tokens [N, T]" if self.tokens else f"{self.kind} inputs of rank {self.rank}"
@@ -191,10 +191,10 @@ def _read_image(x: Tensor, cells: tuple[int, ...]) -> tuple[Tensor, Tensor, Tens
         strips = x.reshape(n, channels, down, height // down, width).mean(3)
         pooled = strips.view(n, channels, down * across, width // across).mean(3)
         mean = pooled.mean(2)
-        return pooled, mean, (x - mean[:, :, None, None]).square_().mean((2, 3))
+        return pooled, mean, (x - mean[:, :, None, None]).pow_(2).mean((2, 3))
     rows = x.permute(0, 2, 3, 1).reshape(n, height, width * channels)
     strips = rows.view(n, down, height // down, width * channels).mean(2)
     pooled = strips.view(n, down * across, width // across, channels).mean(2)
     mean = pooled.mean(1)
-    squares = (rows - mean.repeat(1, width).unsqueeze(1)).square_().mean(1)
+    squares = (rows - mean.repeat(1, width).unsqueeze(1)).pow_(2).mean(1)
     return pooled.transpose(1, 2), mean, squares.view(n, width, channels).mean(1)

@@ -30,7 +30,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
             return x, torch.zeros_like(x)
         dims = tuple(range(2, x.dim()))
         mean = x.mean(dims, keepdim=True)
-        return mean.flatten(1), (x - mean).square_().mean(dims)
+        return mean.flatten(1), (x - mean).pow_(2).mean(dims)
 
 
 class SwitchableNorm(nn.Module):
@@ -115,12 +115,7 @@ class SwitchableNorm(nn.Module):
         else:
             spread, batch_mean = torch.var_mean(mean, 0, correction=0)
             batch_var = var.mean(0) + spread
-        self.batches_seen += 1
-        # A client sees a handful of batches per round. A plain moving average would still be mostly its
-        # arbitrary start when the model is first evaluated, so the first batches are averaged evenly.
-        step = self.batches_seen.to(mean.dtype).reciprocal().clamp_(min=MOMENTUM)
-        self.running_mean.lerp_(batch_mean, step)
-        self.running_var.lerp_(batch_var, step)
+        _remember(self, batch_mean, batch_var)
         if alone:
             return self.running_mean, self.running_var
         return batch_mean, batch_var
@@ -160,19 +155,24 @@ class BlockNorm(nn.Module):
             z = F.layer_norm(z, z.shape[2:], eps=EPS)
         elif self.training and self.track and len(z) > 1:
             mean = z.mean(0)
-            var = (z - mean).square().mean(0)
-            self._remember(mean.detach(), var.detach())
-            z = (z - mean) * torch.rsqrt(var + EPS)
+            centred = z - mean
+            var = centred.square().mean(0)
+            _remember(self, mean.detach(), var.detach())
+            z = centred * torch.rsqrt(var + EPS)
         else:
             z = (z - self.running_mean) * torch.rsqrt(self.running_var + EPS)
         return torch.addcmul(self.bias, z, self.weight)
 
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
-        self.batches_seen += 1
-        step = self.batches_seen.to(mean.dtype).reciprocal().clamp_(min=MOMENTUM)
-        self.running_mean.lerp_(mean, step)
-        self.running_var.lerp_(var, step)
-
     def extra_repr(self) -> str:
         paths, blocks = self.weight.shape
         return f"paths={paths}, blocks={blocks}, kind={self.kind!r}"
+
+
+def _remember(norm: SwitchableNorm | BlockNorm, mean: Tensor, var: Tensor) -> None:
+    """Fold the statistics of a batch into the running ones."""
+    norm.batches_seen += 1
+    # A client sees a handful of batches per round. A plain moving average would still be mostly its arbitrary
+    # start when the model is first evaluated, so the first batches are averaged evenly.
+    step = norm.batches_seen.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)
+    norm.running_mean += step * (mean - norm.running_mean)
+    norm.running_var += step * (var - norm.running_var)
