@@ -259,6 +259,10 @@ class Federation:
             **self.about,
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is derived from the ids is derived again on the other side.
+        return {key: value for key, value in self.__dict__.items() if key not in ("clients", "novel")}
+
     def __repr__(self) -> str:
         held = f", {len(self.novel)} novel" if len(self.novel) else ""
         return (
