@@ -26,7 +26,8 @@ from pfedgate.metrics import Record
 from pfedgate.roster import DEFAULTS, Options, Roster
 from pfedgate.seeds import seeded
 from pfedgate.serve import NOVEL, ClientError, Endpoint, Reply, Scored, serve
-from pfedgate.store import DiskStore, MemoryStore, Store
+from pfedgate.stacked import group_size
+from pfedgate.store import DiskStore, MemoryStore, Store, TemporaryStore
 from pfedgate.types import Card, Federation, Round, State, Update
 
 __all__ = ["ClientError", "Exchange", "Options", "Result", "Roster", "run", "serve"]
@@ -40,9 +41,7 @@ class Exchange(Protocol):
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
         """One training round; private states are kept by the clients."""
 
-    def evaluate(
-        self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]
-    ) -> Iterator[Scored]:
+    def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of personal models; changes nothing."""
 
     def close(self) -> None:
@@ -86,19 +85,21 @@ def run(
     federation: Federation,
     options: Options = DEFAULTS,
     *,
-    exchange: Callable[[Store], Exchange] | None = None,
+    exchange: Callable[..., Exchange] = Endpoint,
     folder: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train an algorithm on a federation.
 
-    exchange   given the store, how to reach clients; default: in this process
+    exchange   called with (algorithm, federation, store, device): how to reach clients. Default: here; or
+               functools.partial(Processes, workers=4); or anything that satisfies `Exchange`
     folder     keep metrics, checkpoints and private states here; then a killed run can be resumed
     resume     go on from the folder's last checkpoint (from the start if there is none yet)
     callbacks  called with {"event": "start" | "round" | "end", …}
     """
-    engine = Engine(algorithm, federation, options, folder, resume, callbacks)
+    shared = bool(getattr(getattr(exchange, "func", exchange), "shared_store", False))
+    engine = Engine(algorithm, federation, options, folder, resume, callbacks, shared)
     with one_thread():
         return engine.run(exchange)
 
@@ -114,24 +115,22 @@ class Engine:
         folder: str | Path | None,
         resume: bool,
         callbacks: Sequence[Callback],
+        shared_store: bool = False,
     ) -> None:
         self.algorithm, self.federation, self.options = algorithm, federation, options
         self.callbacks = callbacks
         self.roster = Roster(federation, federation.clients, options.budget, options.seed)
         self.folder = None if folder is None else RunFolder(folder, resume=resume)
         self.start = self.folder.load() if self.folder else None
-        self.store: Store = MemoryStore()
+        self.store: Store = TemporaryStore() if shared_store else MemoryStore()
         if self.folder is not None:
             committed = -1 if self.start is None else self.start.commit
             self.store = DiskStore.recover(self.folder.private, committed)
 
-    def run(self, exchange: Callable[[Store], Exchange] | None) -> Result:
+    def run(self, exchange: Callable[..., Exchange]) -> Result:
+        """All rounds, from the start or from the last checkpoint."""
         device = choose_device(self.options.device)
-        reach: Exchange
-        if exchange is None:
-            reach = Endpoint(self.algorithm, self.federation, self.store, device)
-        else:
-            reach = exchange(self.store)
+        reach = exchange(self.algorithm, self.federation, self.store, device)
         try:
             return self._rounds(reach)
         finally:
@@ -177,7 +176,7 @@ class Engine:
         """Groups trained together. They depend on the cards alone, not on workers or on any order."""
         size = 1
         if self.options.stack == "auto":
-            size = 64 if self.algorithm.stacks else 1
+            size = group_size(self.algorithm.task) if self.algorithm.stacks else 1
         elif self.options.stack:
             size = int(self.options.stack) if self.algorithm.stacks else 1
         if size > 1:
@@ -198,9 +197,7 @@ class Engine:
                 traffic["bytes_down"] += reply.down
                 reason = reply.reason or self._fault(server, round, reply)
                 if reply.update is None or reason:
-                    refused.append(
-                        f"client {reply.card.id!r}, round {round.index + 1}: {reason or 'no reply'}"
-                    )
+                    refused.append(f"client {reply.card.id!r}, round {round.index + 1}: {reason or 'no reply'}")
                     continue
                 numbers.append(dict(reply.update.metrics))
                 yield reply.card, reply.update

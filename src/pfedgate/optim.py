@@ -15,7 +15,9 @@ from pfedgate.types import Optim, State
 
 
 class Stepper:
-    """Optimiser of one vector. `step(vector, gradient)` changes `vector`; `gradient` is used up.
+    """Optimiser of one vector, or of the rows of a matrix (clients side by side, each clipped alone).
+
+    `step(vector, gradient)` changes `vector`; `gradient` is used up.
 
     >>> w = torch.ones(2)
     >>> Stepper(Optim(lr=0.5, momentum=0, weight_decay=0, clip=None)).step(w, torch.ones(2))
@@ -34,7 +36,7 @@ class Stepper:
     def clip(self, gradient: Tensor) -> None:
         """Scale the gradient down to the clipping norm, if it is longer; nothing is read back."""
         if self.optim.clip is not None:
-            norm = torch.linalg.vector_norm(gradient)
+            norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.optim.clip / (norm + 1e-6)).clamp_(max=1.0))
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
@@ -70,6 +72,13 @@ class Stepper:
         scale = math.sqrt(1 - beta2**self.steps)
         root = self.second.sqrt().div_(scale).add_(self.optim.eps)
         vector.addcdiv_(self.first, root, value=-self.lr / (1 - beta1**self.steps))
+
+    def drop(self, count: int) -> None:
+        """Forget the first rows: those clients are done (see `stacked`)."""
+        if self.first is not None:
+            self.first = self.first[count:]
+        if self.second is not None:
+            self.second = self.second[count:]
 
     def memory(self) -> State:
         """The buffers to keep; empty unless `persist_momentum`."""

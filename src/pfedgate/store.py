@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Protocol
@@ -150,11 +151,17 @@ class DiskStore:
         os.replace(fresh, target)
 
 
+class TemporaryStore(DiskStore):
+    """A DiskStore in a folder that vanishes with it: for worker processes of a run without a folder."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="pfedgate-private-")
+        super().__init__(self._folder.name)
+
+
 def pack_file(state: State, metadata: dict[str, str] | None = None) -> bytes:
     """A State, and some text, as the bytes of a safetensors file."""
-    return save(
-        {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in state.items()}, metadata
-    )
+    return save({name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in state.items()}, metadata)
 
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -14,9 +15,7 @@ from pfedgate.types import Card, State, Update
 Shapes = Sequence[tuple[str, torch.Size]]
 
 
-def weighted_mean(
-    server: State, updates: Iterable[tuple[Card, Update]], *, total: float | None = None
-) -> State:
+def weighted_mean(server: State, updates: Iterable[tuple[Card, Update]], *, total: float | None = None) -> State:
     """The mean of what clients sent, weighted by their weights; streaming, one update in memory at a time.
 
     Sums are in float64 and in the order given, so the result has the same bits for any number of workers,
@@ -54,9 +53,7 @@ def weighted_mean(
     return merged
 
 
-def _finish(
-    server: State, sums: dict[tuple[str, ...], tuple[Tensor, float, State]], total: float | None
-) -> State:
+def _finish(server: State, sums: dict[tuple[str, ...], tuple[Tensor, float, State]], total: float | None) -> State:
     if len(sums) == 1:  # the usual case: everybody sent the same names
         ((accumulator, weight, like),) = sums.values()
         kinds = {value.dtype for value in like.values()}
@@ -189,10 +186,9 @@ def equal(a: State, b: State) -> bool:
 
 def finite(state: State) -> bool:
     """No NaN, no infinity. Costs one dot product in the usual case."""
-    for value in state.values():
-        if value.is_floating_point() and value.numel():
-            vector = value.reshape(-1)
-            # A finite dot product has only finite terms; an infinite one may be a mere overflow: look closer.
-            if not torch.dot(vector, vector).isfinite() and not vector.isfinite().all():
-                return False
-    return True
+    floats = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
+    if not floats:
+        return True
+    vector = flat(floats)
+    # A finite dot product has only finite terms; an infinite one may be a mere overflow: look closer.
+    return math.isfinite(torch.dot(vector, vector).item()) or bool(vector.isfinite().all())

@@ -16,7 +16,6 @@ True
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
@@ -33,7 +32,9 @@ from pfedgate.types import State, Update
 
 MAGIC = b"pfg1"
 VERSION = 1
-_FRAME = struct.Struct("<4sHqdHI")  # magic, version, round, weight, length of client id, length of metrics
+# magic, version, round, weight, length of the client's id, length of the names of numbers, how many numbers
+_FRAME = struct.Struct("<4sHqdHIH")
+_BETWEEN = "\x1f"
 FORBIDDEN = (torch.bfloat16,)  # not every machine can compute with it, and Flower cannot carry it
 
 
@@ -80,42 +81,49 @@ def _packed_size(signature: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 def encode(update: Update, *, client: str, round: int) -> bytes:
     """An update as one message."""
-    name, metrics = client.encode(), _metrics(update)
-    frame = _FRAME.pack(MAGIC, VERSION, round, update.weight, len(name), len(metrics))
-    return b"".join([frame, name, metrics, pack(update.shared)])
+    name, labels = client.encode(), _labels(tuple(update.metrics))
+    frame = _FRAME.pack(MAGIC, VERSION, round, update.weight, len(name), len(labels), len(update.metrics))
+    numbers = struct.pack(f"<{len(update.metrics)}d", *update.metrics.values())
+    return b"".join([frame, name, labels, numbers, pack(update.shared)])
 
 
 def size(update: Update, *, client: str) -> int:
     """Length of `encode(update)`; a client that shares nothing sends nothing."""
     if not update.shared:
         return 0
-    return _FRAME.size + len(client.encode()) + len(_metrics(update)) + packed_size(update.shared)
+    numbers = len(_labels(tuple(update.metrics))) + 8 * len(update.metrics)
+    return _FRAME.size + len(client.encode()) + numbers + packed_size(update.shared)
 
 
-def _metrics(update: Update) -> bytes:
-    return json.dumps(dict(update.metrics), separators=(",", ":")).encode()
+@lru_cache(maxsize=4096)
+def _labels(names: tuple[str, ...]) -> bytes:
+    if any(_BETWEEN in name for name in names):
+        raise WireError(f"a metric's name must not contain {_BETWEEN!r}: {names}")
+    return _BETWEEN.join(names).encode()
 
 
 def decode(message: bytes) -> Arrived:
     """The update in a message; anything unexpected is a WireError that says what."""
     if len(message) < _FRAME.size:
         raise WireError(f"{len(message)} bytes are too few for a message")
-    magic, version, round, weight, client_length, metrics_length = _FRAME.unpack_from(message)
+    magic, version, round, weight, client_length, label_length, count = _FRAME.unpack_from(message)
     if magic != MAGIC:
         raise WireError(f"starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise WireError(f"version {version}; this side speaks {VERSION}: install the same pfedgate on both")
     start, middle = _FRAME.size, _FRAME.size + client_length
-    end = middle + metrics_length
+    labelled = middle + label_length
+    end = labelled + 8 * count
     if len(message) < end:
         raise WireError(f"cut short: {len(message)} bytes of at least {end}")
     try:
         client = message[start:middle].decode()
-        metrics = json.loads(message[middle:end])
+        names = message[middle:labelled].decode().split(_BETWEEN) if label_length else []
     except ValueError as error:
         raise WireError(f"unreadable header: {error}") from error
-    if not isinstance(metrics, dict) or not all(isinstance(v, (int, float)) for v in metrics.values()):
-        raise WireError("metrics must be numbers by name")
+    if len(names) != count:
+        raise WireError(f"{len(names)} names for {count} numbers")
+    metrics = dict(zip(names, struct.unpack_from(f"<{count}d", message, labelled), strict=True))
     return Arrived(client, round, Update(unpack(message[end:]), weight, metrics))
 
 
@@ -123,7 +131,7 @@ def fault(update: Update) -> str | None:
     """Why no server may use this update whatever the algorithm, or None."""
     if not math.isfinite(update.weight) or update.weight <= 0:
         return f"weight is {update.weight}, must be a finite number > 0"
-    for name, value in update.shared.items():
-        if not finite({name: value}):
-            return f"{name!r} holds NaN or infinity"
+    if not finite(update.shared):
+        bad = [name for name, value in update.shared.items() if not finite({name: value})]
+        return f"{', '.join(map(repr, bad))}: NaN or infinity"
     return None

@@ -6,12 +6,14 @@ Shared: the whole model, buffers included (floating ones averaged, counters maxe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
 from pfedgate.local import fit
+from pfedgate.stacked import fit_many, stackable
 from pfedgate.types import Local, State, Update
 
 
@@ -26,3 +28,15 @@ class FedAvg(Algorithm):
         """Local epochs of SGD from the received model."""
         done = fit(self.task, got, local, memory=private)
         return Update(done.state, local.n, done.metrics), done.memory
+
+    @property
+    def stacks(self) -> bool:
+        """Small models are trained for many clients at once."""
+        return stackable(self.task)
+
+    def train_many(
+        self, gots: Sequence[State], privates: Sequence[State], locals: Sequence[Local]
+    ) -> list[tuple[Update, State]]:
+        """As `train`, for clients side by side."""
+        done = fit_many(self.task, gots, locals)
+        return [(Update(d.state, local.n, d.metrics), {}) for d, local in zip(done, locals, strict=True)]

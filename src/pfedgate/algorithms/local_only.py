@@ -5,6 +5,7 @@ Nothing is shared. A client trains when it is sampled, so that all methods see t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from torch import nn
 from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
 from pfedgate.local import fit, initial, module
+from pfedgate.stacked import fit_many, stackable
 from pfedgate.tensors import inside, under
 from pfedgate.types import Card, Local, State, Update
 
@@ -40,6 +42,20 @@ class LocalOnly(Algorithm):
         """Local epochs from where the client was."""
         done = fit(self.task, inside("model/", private), local, memory=private)
         return Update({}, local.n, done.metrics), {**under("model/", done.state), **done.memory}
+
+    @property
+    def stacks(self) -> bool:
+        """Small models are trained for many clients at once."""
+        return stackable(self.task)
+
+    def train_many(
+        self, gots: Sequence[State], privates: Sequence[State], locals: Sequence[Local]
+    ) -> list[tuple[Update, State]]:
+        """As `train`, for clients side by side."""
+        done = fit_many(self.task, [inside("model/", private) for private in privates], locals)
+        return [
+            (Update({}, local.n, d.metrics), under("model/", d.state)) for d, local in zip(done, locals, strict=True)
+        ]
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client trains from the initialisation."""
