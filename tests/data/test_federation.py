@@ -65,17 +65,29 @@ def test_sizes_are_six_two_two_with_test_rounded_up(n):
     assert min(test, val, n - test - val) >= 1
 
 
+@pytest.mark.parametrize(("n", "sizes"), [(10, [6, 2, 2]), (11, [6, 2, 3]), (3, [1, 1, 1]), (99, [59, 20, 20])])
+def test_a_client_of_n_samples_is_cut_so(n, sizes):
+    federation = from_arrays(np.zeros((n, 1)), np.zeros(n, dtype=int), owners=["a"] * n)
+    assert [federation.part("a", part).n for part in PARTS] == sizes
+
+
 def test_the_split_is_shuffled_not_in_pool_order():
     federation = from_arrays(np.zeros((100, 2)), np.zeros(100, dtype=int), owners=["a"] * 100)
-    assert rows(federation, "a", "test") != list(range(20))
-    assert max(rows(federation, "a", "test")) > 50
+    for part in PARTS:
+        mine = rows(federation, "a", part)
+        assert mine != sorted(mine)
+        assert min(mine) < 20
+        assert max(mine) >= 80
 
 
 def test_a_client_is_split_the_same_whoever_else_is_there():
     x, y, owners = np.zeros((60, 2)), np.zeros(60, dtype=int), np.repeat(["a", "b", "c"], 20)
     everyone = from_arrays(x, y, owners=owners)
-    fewer = from_arrays(x, y, owners=np.where(owners == "c", "b", owners))
-    assert rows(everyone, "a", "train") == rows(fewer, "a", "train")
+    # Merged with one neighbour, and moved from the middle to the front by the other one's new name.
+    others = from_arrays(x, y, owners=np.where(owners == "a", "z", owners))
+    fewer = from_arrays(x, y, owners=np.where(owners == "c", "a", owners))
+    for part in PARTS:
+        assert rows(everyone, "b", part) == rows(others, "b", part) == rows(fewer, "b", part)
 
 
 def test_novel_clients_are_a_fifth_and_chosen_by_seed():
@@ -111,9 +123,16 @@ def test_sub_samples_are_seeded_and_exact():
     assert load("digits", samples=0.5, clients=5).describe()["samples"] == 898
     again = load("digits", samples=600, clients=5)
     other = load("digits", samples=600, clients=5, seed=1)
-    used = {seed: {r for c in f.ids for r in rows(f, c, "train")} for seed, f in ((0, again), (1, other))}
-    assert used[0] == {r for c in federation.ids for r in rows(federation, c, "train")}
-    assert used[0] != used[1]
+    used = [
+        {row for client in made.ids for part in PARTS for row in rows(made, client, part)}
+        for made in (federation, again, other)
+    ]
+    assert used[0] == used[1]
+    assert len(used[0] & used[2]) < 400  # about a third is shared by chance
+    # The partition is of the chosen samples: rows from the whole pool, labels as the shards say.
+    shards = load("digits", samples=600, clients=5, partition="pathological", shards=1)
+    assert max(max(rows(shards, client, "train")) for client in shards.ids) > 1000
+    assert (shards.histogram() > 0).sum(1).max() <= 4
     with pytest.raises(ValueError, match="the pool has 1797"):
         load("digits", samples=2000)
 

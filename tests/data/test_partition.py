@@ -174,6 +174,13 @@ def test_a_choice_of_owners_is_seeded_and_sorted():
         p.by_owner(owners, keep=41)
 
 
+def test_an_empty_owner_and_too_small_shards_are_refused():
+    with pytest.raises(ValueError, match="2 samples have an empty owner"):
+        p.by_owner(np.array(["a", "", "a", "", "a"]))
+    with pytest.raises(ValueError, match="give a client 9, fewer than 10"):
+        p.pathological(np.zeros(100, dtype=np.int64), 10, shards=3, min_samples=10)
+
+
 def test_iid_looks_like_the_pool():
     labels = np.repeat(np.arange(4), 1000)
     part = p.iid(labels, 4)

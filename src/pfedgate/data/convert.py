@@ -18,9 +18,7 @@ CHANNELS = (1, 3, 4)
 
 def inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows, bool]:
     """Rows in the layout of the pool, and whether they are images."""
-    rows = (
-        Rows.open(x) if isinstance(x, (str, Path)) else Rows(x.detach().cpu() if isinstance(x, Tensor) else x)
-    )
+    rows = Rows.open(x) if isinstance(x, (str, Path)) else Rows(x.detach().cpu() if isinstance(x, Tensor) else x)
     data = rows.tensor
     if data.dtype is torch.float64:
         data = data.float()

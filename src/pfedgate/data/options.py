@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import numpy as np
 from pfedgate.data import partition as partitions
 from pfedgate.data.partition import Ints, Partition
 from pfedgate.data.seeds import generator
+from pfedgate.names import unknown
 
 PARTITIONS = ("dirichlet", "iid", "pathological", "pachinko", "owner")
 
@@ -49,18 +49,6 @@ class Options(Sharing):
 
 
 T = TypeVar("T", bound=Sharing)
-
-
-def unknown(kind: str, got: str, known: Iterable[str]) -> str:
-    """Message for a name that does not exist, with the nearest that does.
-
-    >>> unknown("partition", "dirchlet", PARTITIONS).split(" (")[0]
-    "unknown partition 'dirchlet'; did you mean 'dirichlet'?"
-    """
-    names = list(known)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})"
 
 
 def read(cls: type[T], given: Mapping[str, Any], where: str) -> T:

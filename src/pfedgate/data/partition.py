@@ -173,9 +173,7 @@ def _lift(groups: list[Ints], least: int, rng: np.random.Generator) -> tuple[lis
     return repaired, moved
 
 
-def pathological(
-    labels: Ints, clients: int, *, shards: int = 2, seed: int = 0, min_samples: int = 0
-) -> Partition:
+def pathological(labels: Ints, clients: int, *, shards: int = 2, seed: int = 0, min_samples: int = 0) -> Partition:
     """Sort by label, cut into clients × shards pieces, deal `shards` to each (McMahan et al. 2017).
 
     >>> part = pathological(np.repeat(np.arange(4), 10), 4, shards=1)
@@ -191,6 +189,9 @@ def pathological(
         np.concatenate([pieces[piece] for piece in order[client * shards : (client + 1) * shards]])
         for client in range(clients)
     ]
+    least = min(len(group) for group in groups)
+    if least < min_samples:
+        raise ValueError(f"{shards} shards of {len(labels)} samples give a client {least}, fewer than {min_samples}")
     return _pack(groups, {"partition": "pathological", "shards": shards})
 
 
@@ -261,6 +262,8 @@ def by_owner(
     """
     names, codes, counts = np.unique(np.asarray(owners), return_inverse=True, return_counts=True)
     names = names.astype(np.str_)
+    if (names == "").any():
+        raise ValueError(f"{counts[names == ''][0]} samples have an empty owner: name it or leave them out")
     order = np.argsort(names, kind="stable")  # numbers sort differently as text
     large = order[counts[order] >= min_samples]
     if not len(large):

@@ -94,9 +94,7 @@ class ArrayPool:
         if len(x) != len(y):
             raise ValueError(f"{len(x)} inputs but {len(y)} labels: they must be equally many")
         if image and x.tensor.ndim != 4:
-            raise ValueError(
-                f"images are stored as (rows, height, width, channels), got {tuple(x.tensor.shape)}"
-            )
+            raise ValueError(f"images are stored as (rows, height, width, channels), got {tuple(x.tensor.shape)}")
         self._x, self._y, self.image = x, y, image
 
     @property

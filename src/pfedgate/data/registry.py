@@ -10,11 +10,12 @@ import numpy as np
 
 from pfedgate.data import cache, sources
 from pfedgate.data.federation import Federation
-from pfedgate.data.options import Options, read, sample, share_out, unknown
+from pfedgate.data.options import Options, read, sample, share_out
 from pfedgate.data.partition import Ints, Partition, by_owner
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
 from pfedgate.data.sources import Columns
 from pfedgate.data.split import assemble
+from pfedgate.names import unknown
 
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 # FedEM and pFedGate use the constants of CIFAR-10 for CIFAR-100 too, and those of MNIST for all characters.

@@ -47,9 +47,7 @@ def facts(federation: Federation) -> dict[str, str]:
         "input": " × ".join(map(str, about["input_shape"])),
     }
     ways = [
-        f"{key}={about[key]}"
-        for key in ("alpha", "beta", "clusters", "shards", "min_samples", "seed")
-        if key in about
+        f"{key}={about[key]}" for key in ("alpha", "beta", "clusters", "shards", "min_samples", "seed") if key in about
     ]
     told["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
     if about.get("repaired"):
@@ -92,6 +90,8 @@ def plot(federation: Federation, path: str | Path, *, kind: str = "auto", limit:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         drawn = axes.imshow(shares.T, aspect="auto", origin="lower", cmap="viridis", interpolation="nearest")
         figure.colorbar(drawn, ax=axes, label="share of the client's samples")
+    if clients <= 40:
+        axes.set_xticks(range(clients), list(federation.ids[:clients]), rotation=90, fontsize=8)
     if federation.class_names and classes <= 62:
         axes.set_yticks(range(classes), federation.class_names, fontsize=8 if classes <= 20 else 5)
     more = f" (the first {clients} of {len(federation.ids)})" if clients < len(federation.ids) else ""

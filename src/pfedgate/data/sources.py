@@ -108,8 +108,7 @@ def from_folder(
             for reader, path in zip(readers, files, strict=True):
                 chosen = columns.pick(reader.schema_arrow.names, str(path))
                 yield from (
-                    (batch, chosen)
-                    for batch in reader.iter_batches(BATCH, columns=sorted(set(chosen.values())))
+                    (batch, chosen) for batch in reader.iter_batches(BATCH, columns=sorted(set(chosen.values())))
                 )
 
         _decode(name, place, total, batches())
@@ -117,9 +116,7 @@ def from_folder(
     return cache.entry(name, digest, build, cache_dir)
 
 
-def from_hub(
-    name: str, repo: str, columns: Columns, cache_dir: str | Path | None, revision: str | None = None
-) -> Path:
+def from_hub(name: str, repo: str, columns: Columns, cache_dir: str | Path | None, revision: str | None = None) -> Path:
     """Cache entry of a data set of the hub, fetched with the package `datasets`."""
     # Keyed by what was asked for, so that a decoded copy is found again without the network.
     digest = cache.key(name, "hub", repo, revision, columns.__dict__)
@@ -173,9 +170,7 @@ def decode_image(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if isinstance(value, bytes):
         with Image.open(io.BytesIO(value)) as opened:
             # Palettes, bit masks and transparency become what they look like; grey and colour stay.
-            mode = (
-                opened.mode if opened.mode in ("L", "RGB") else ("L" if opened.mode in ("1", "I") else "RGB")
-            )
+            mode = opened.mode if opened.mode in ("L", "RGB") else ("L" if opened.mode in ("1", "I") else "RGB")
             pixels = np.asarray(opened.convert(mode))
     else:
         pixels = np.asarray(value, dtype=np.uint8)
@@ -192,9 +187,7 @@ def idx_from_hub(name: str, repo: str, prefix: str, cache_dir: str | Path | None
         for part in ("train", "test"):
             names = [f"{prefix}-{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
             with _explained(name, repo):
-                images, labels = (
-                    Path(hub.hf_hub_download(repo, file, repo_type="dataset")) for file in names
-                )
+                images, labels = (Path(hub.hf_hub_download(repo, file, repo_type="dataset")) for file in names)
             files.append((images, labels))
         idx.decode(name, place, files)
 

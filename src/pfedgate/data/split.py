@@ -52,17 +52,14 @@ def split(
         )
     keys = generator(seed, "split").random(pool_size)
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    rows = partition.rows[np.lexsort((keys[partition.rows], owner))]
+    # Test is the head of the shuffle, then val, then train; stored the other way round: train, val, test.
+    rows = partition.rows[np.lexsort((-keys[partition.rows], owner))]
     n_test = carve(sizes, test)
     n_val = carve(sizes - n_test, VAL) if val else np.zeros_like(sizes)
     n_train = sizes - n_test - n_val
-    # The shuffle is read as test, val, train and stored as train, val, test.
-    start = np.repeat(partition.offsets[:-1], sizes)
-    inside = np.arange(len(rows)) - start
-    from_end = np.repeat(sizes, sizes) - 1 - inside
     counts = np.stack([n_train, n_val, n_test], axis=1).reshape(-1)
     bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return rows[start + from_end], bounds
+    return rows, bounds
 
 
 def hold_out(clients: int, share: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -20,9 +20,7 @@ from pfedgate.data.split import VAL, assemble, carve, hold_out
 class SyntheticPool:
     """Samples made when they are asked for, from the seed and the number of the client: nothing is stored."""
 
-    def __init__(
-        self, clients: int, samples: int, features: int, classes: int, labels: int, seed: int
-    ) -> None:
+    def __init__(self, clients: int, samples: int, features: int, classes: int, labels: int, seed: int) -> None:
         self.clients, self.samples, self.features = clients, samples, features
         self.classes, self.labels, self.seed = classes, labels, seed
 
@@ -95,9 +93,7 @@ def synthetic(
     """
     least = 3 if val else 2
     if clients < 1 or samples_per_client < least:
-        raise ValueError(
-            f"need at least 1 client and {least} samples each, got {clients}, {samples_per_client}"
-        )
+        raise ValueError(f"need at least 1 client and {least} samples each, got {clients}, {samples_per_client}")
     if not 1 <= classes_per_client <= classes:
         raise ValueError(f"classes_per_client must be between 1 and {classes}, got {classes_per_client}")
     pool = SyntheticPool(clients, samples_per_client, features, classes, classes_per_client, seed)

@@ -54,9 +54,7 @@ def _numbers(name: str, values: list[Any], where: str) -> Array:
     try:
         numbers = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{where}: column {name!r} is not all numbers ({error}); choose features=…"
-        ) from error
+        raise ValueError(f"{where}: column {name!r} is not all numbers ({error}); choose features=…") from error
     if not np.isfinite(numbers).all():
         line = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise ValueError(f"{where}: column {name!r} has no number in row {line}")
