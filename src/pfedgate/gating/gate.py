@@ -204,25 +204,35 @@ class Gate(nn.Module):
         return size
 
     @torch.no_grad()
-    def _initialise(self, generator: torch.Generator | None) -> None:
+    def draw(self, generator: torch.Generator | None) -> Gate:
+        """Draw the weights anew, from ``generator`` alone: another client's gate, otherwise like this one."""
         config, learned = self.config, self.paths * self.blocks
         bound = self.reader.features**-0.5  # torch's own rule for Linear, but from `generator`
         self.fc.weight.uniform_(-bound, bound, generator=generator)
         self.fc.bias.uniform_(-bound, bound, generator=generator)
         self.fc.weight[learned:] = 0
         self.fc.bias[learned:] = 0
-        if not config.train_weights:
-            return
-        scale, offset = config.initial_scale, config.initial_bias
-        if config.init == "ones":
-            scale, offset = 0.0, (1.0 if config.activation == "none" else 0.0)
-        if self.post_norm is not None:
-            self.post_norm.weight[0] *= scale
-            self.post_norm.bias[0] += offset
-        else:
+        if config.train_weights and self.post_norm is None:
+            scale, offset = self._start
             self.fc.weight[: self.blocks] *= scale
             self.fc.bias[: self.blocks] *= scale
             self.fc.bias[: self.blocks] += offset
+        return self
+
+    @property
+    def _start(self) -> tuple[float, float]:
+        """Spread and offset of M's path at the start."""
+        if self.config.init == "ones":
+            return 0.0, (1.0 if self.config.activation == "none" else 0.0)
+        return self.config.initial_scale, self.config.initial_bias
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        self.draw(generator)
+        if self.config.train_weights and self.post_norm is not None:
+            scale, offset = self._start
+            self.post_norm.weight[0] *= scale
+            self.post_norm.bias[0] += offset
 
     def extra_repr(self) -> str:
         reader, share = self.reader, self.size / self.model_size

@@ -73,16 +73,23 @@ class LiveOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         last = self.gated.last
-        leaves = {name: leaf for name, leaf in self._leaves().items() if leaf.grad is not None}
+        found = self._leaves()
+        leaves = {name: found[name] for name in self._parameters if name in found and found[name].grad is not None}
         if last is None or not leaves:
             raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
         if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(list(leaves.values()), self.clip)
-            torch.nn.utils.clip_grad_norm_(list(self.gated.parameters_private()), self.clip)
+            _clip([leaf.grad for leaf in leaves.values() if leaf.grad is not None], self.clip)
         for name, leaf in leaves.items():
             self._step_one(name, leaf, last.live)
-        self.gate_optimizer.step()
+        self.step_gate()
         self.touched.add(last.kept.tobytes())
+
+    @torch.no_grad()
+    def step_gate(self) -> None:
+        """A step of the gate alone; theta stays as it is."""
+        if self.clip is not None:
+            _clip([p.grad for p in self.gated.parameters_private() if p.grad is not None], self.clip)
+        self.gate_optimizer.step()
 
     def _leaves(self) -> dict[str, Tensor]:
         """Live entries with their gradients; under masked execution cut out of the full gradients."""
@@ -139,3 +146,12 @@ class LiveOptimizer:
             return []
         mask = torch.from_numpy(~live.elements(name)).to(parameter.device)
         return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *slots)]
+
+
+def _clip(gradients: list[Tensor], norm: float) -> None:
+    """Scale gradients down to a norm, taken over one vector: the same bits however the vector is cut into tensors."""
+    if gradients:
+        length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        factor = (norm / (length + 1e-6)).clamp_(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)

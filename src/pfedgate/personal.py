@@ -1,0 +1,218 @@
+"""A client's gated model while it works: loaded from State, trained, packed, copied out as a predictor.
+
+Tracing a network and planning its blocks costs more than a small client's round, so each process keeps one workspace
+per model and setting. It is working memory only: `load` overwrites every parameter, buffer, budget and counter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import pfedgate.gating.gated as gating
+from pfedgate.gating.budget import Budget, Selector
+from pfedgate.gating.gate_config import GateConfig
+from pfedgate.gating.optim import LiveOptimizer
+from pfedgate.gating.tiles import PlanTiles
+from pfedgate.local import loop
+from pfedgate.seeds import generator, seeded
+from pfedgate.tensors import flat, pick
+from pfedgate.tiles import Tiles
+from pfedgate.types import Local, Loss, Optim, State, Task
+from pfedgate.workspace import Batch, flops_per_sample, persistent_buffers
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is gated: the arguments of `pfedgate.gate`."""
+
+    gate: GateConfig = field(default_factory=GateConfig)
+    options: tuple[tuple[str, Any], ...] = ()  # the others, sorted: hashable, so that workspaces can be found again
+
+    def build(self, model: nn.Module, example: Tensor) -> gating.GatedModel:
+        return gating.gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
+
+
+class Personal(nn.Module):
+    """A gated model that knows where its numbers come from and counts what it spends."""
+
+    def __init__(self, gated: gating.GatedModel, task_model: Any) -> None:
+        super().__init__()
+        self.gated, self.task_model = gated, task_model
+        self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
+        self.names = tuple(gated.plan.shapes)
+        self.size = gated.plan.size
+        self._selectors: dict[Budget, Selector] = {}
+        self._clear()
+
+    # -- state in, state out
+    @torch.no_grad()
+    def load(self, shared: State, gate: State, budget: Budget) -> None:
+        for target, state in ((self.gated.model, shared), (self.gated.gate, gate)):
+            own = {**dict(target.named_parameters()), **persistent_buffers(target)}
+            for name, value in own.items():
+                value.copy_(pick(state, [name])[name])
+        self.gated.leaves, self.gated.last = None, None
+        if budget not in self._selectors:
+            self._selectors[budget] = Selector(self.gated.plan.costs, budget)
+        self.gated.budget, self.gated.selector = budget, self._selectors[budget]
+        self.gated.train()
+        self._clear()
+
+    def gate_state(self) -> State:
+        return {name: value.detach().clone() for name, value in self.gated.gate.state_dict().items()}
+
+    def vector(self) -> Tensor:
+        """theta as one vector, in the order of the plan."""
+        return flat({name: p.detach() for name, p in self.gated.model.named_parameters()})
+
+    def buffers_state(self) -> State:
+        return {name: value.clone() for name, value in persistent_buffers(self.gated.model).items()}
+
+    # -- work
+    def optimizer(self, optim: Optim, *, lr: float, gate_lr: float) -> LiveOptimizer:
+        return self.gated.optimizer(
+            optim.name,
+            lr=lr,
+            gate_lr=gate_lr,
+            momentum=optim.momentum,
+            weight_decay=optim.weight_decay,
+            betas=optim.betas,
+            eps=optim.eps,
+            clip=optim.clip,
+        )
+
+    def step(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
+        """One step of model and gate."""
+        optimizer.zero_grad()
+        value = loss(self.gated(batch.x), batch.y).mean()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        self._count(batch)
+        return value.detach()
+
+    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
+        """One step of the gate alone."""
+        optimizer.zero_grad()
+        with _frozen(self.gated.model):
+            value = loss(self.gated(batch.x), batch.y).mean()
+            value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step_gate()
+        self._count(batch)
+        return value.detach()
+
+    def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
+        """Tiles that were live in at least one step."""
+        kept = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
+        return torch.from_numpy(plan_tiles(self.gated.plan).live(kept))
+
+    def remember(self, task: Task, local: Local) -> None:
+        """Show the gate all of the client's training data, for decisions per client."""
+        seen: list[Tensor] = []
+
+        def keep(batch: Batch) -> Tensor:
+            seen.append(batch.x)
+            return batch.x.new_zeros(())
+
+        loop(task, local, keep, epochs=1, stream="remember")
+        self.gated.gate.remember(seen)
+
+    def copy(self) -> Personal:
+        """A module of its own with these values, in evaluation mode; the plan is shared, it never changes."""
+        gated = self.gated
+        model, gate = copy.deepcopy((gated.model, gated.gate))  # at once: a gate may read the model's embedding
+        twin = gating.GatedModel(
+            model,
+            gate,
+            gated.plan,
+            gated.budget,
+            execution=gated.execution,
+            compensate=gated.compensate,
+            straight_through=gated.straight_through,
+        )
+        return Personal(twin, self.task_model).eval()
+
+    # -- prediction and counting
+    def forward(self, x: Tensor) -> Any:
+        out = self.gated(x)
+        if self.gated.last is not None:
+            self._densities.append(self.gated.last.density)
+        return out
+
+    def stats(self) -> dict[str, float]:
+        return {"density": float(np.mean(self._densities))} if self._densities else {}
+
+    def spent(self) -> dict[str, float]:
+        return {"flops": self._flops, **self.stats()}
+
+    def _clear(self) -> None:
+        self._flops, self._densities = 0.0, []  # type: ignore[var-annotated]
+
+    def _count(self, batch: Batch) -> None:
+        last = self.gated.last
+        assert last is not None
+        dense = flops_per_sample(self.task_model, None, batch.x.shape[1:], batch.x.dtype, True)
+        share = last.cost.get("flops", 1.0) if self.gated.execution == "sliced" else 1.0
+        gate = 6.0 * self.gated.gate.fc.weight.numel()
+        self._flops += batch.n * (dense * share + gate)
+        self._densities.append(last.density)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+
+
+def workspace(task: Task, setting: Setting, device: torch.device) -> Personal:
+    """The process's workspace for this model and setting; its contents are whatever the last user left."""
+    if task.example is None:
+        raise ValueError("pFedGate plans its blocks from a batch: give the task an example (Task(example=...))")
+    return _workspace(task.model, task.example, setting, device)
+
+
+@lru_cache(maxsize=16)
+def _workspace(task_model: Any, example: Tensor, setting: Setting, device: torch.device) -> Personal:
+    with seeded(0, "skeleton"):
+        model: nn.Module = task_model()
+        return Personal(setting.build(model.to(device), example.to(device)), task_model)
+
+
+@lru_cache(maxsize=16)
+def plan_tiles(plan: Any) -> PlanTiles:
+    """The tiles of a plan; made once."""
+    return PlanTiles(plan)
+
+
+@lru_cache(maxsize=16)
+def wire_tiles(plan: Any) -> Tiles:
+    """The same for packing and merging."""
+    tiles = plan_tiles(plan)
+    return Tiles.of(torch.from_numpy(tiles.owner), tiles.count)
+
+
+def fresh_gate(personal: Personal, seed: int, *path: str) -> State:
+    """The State of a new gate, drawn from its own path."""
+    gate = copy.deepcopy(personal.pristine)
+    gate.draw(generator(seed, *path))
+    return {name: value.detach().clone() for name, value in gate.state_dict().items()}
+
+
+def predicting(setting: Setting, scope: str) -> Setting:
+    """The setting for prediction, when decisions are made in another scope than in training."""
+    if setting.gate.scope == scope:
+        return setting
+    return replace(setting, gate=replace(setting.gate, scope=scope))  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""pFedGate's own laws: it is FedAvg when gates are one, and sends and moves only what was live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from pfedgate import algorithms, data, engine, models
+from pfedgate.algorithms.pfedgate import PFedGate
+from pfedgate.personal import plan_tiles
+from pfedgate.tensors import flat, pick
+from pfedgate.tiles import BLOCKS, VALUES
+from pfedgate.types import Card, Local, Optim, Round, Task, Update
+
+
+@pytest.fixture(scope="module")
+def federation() -> data.Federation:
+    return data.load("digits", clients=6)
+
+
+@pytest.fixture(scope="module")
+def task(federation: data.Federation) -> Task:
+    model = partial(models.build, "cnn_digits", federation.input_shape, federation.classes)
+    example = federation.prepare(federation.part(federation.clients[0], "train").x[:8])
+    return Task(model=model, example=example, optim=Optim(lr=0.05, momentum=0.9, weight_decay=5e-4), batch=32)
+
+
+def make(task: Task, **options: object) -> PFedGate:
+    algorithm = algorithms.build("pfedgate", task, **options)
+    assert isinstance(algorithm, PFedGate)
+    return algorithm
+
+
+def local(federation: data.Federation, client: int = 0, budget: float = 0.5, seed: int = 0) -> Local:
+    name = federation.clients[client]
+    train, val = federation.part(name, "train"), federation.part(name, "val")
+    return Local(Card(name, train.n, budget), train, val, Round(seed=seed), prepare=federation.prepare)
+
+
+@pytest.mark.parametrize("clip", [None, 10.0, 0.05])
+def test_gates_of_one_at_full_budget_are_fedavg_bit_for_bit(
+    task: Task, federation: data.Federation, clip: float | None
+) -> None:
+    task = replace(task, optim=replace(task.optim, clip=clip))
+    options = engine.Options(rounds=3, sample=0.5, budget=1.0)
+    plain = engine.run(algorithms.build("fedavg", task), federation, options)
+    gated = engine.run(make(task, gate_lr=0.0, gate_ones=True), federation, options)
+    assert set(plain.server) == set(gated.server)
+    for name, value in plain.server.items():
+        assert torch.equal(value, gated.server[name]), name
+
+
+@pytest.mark.parametrize("budget", [0.7, 0.5, 0.3])
+def test_what_was_never_live_does_not_move_and_is_not_sent(
+    task: Task, federation: data.Federation, budget: float
+) -> None:
+    algorithm, one = make(task), local(federation, budget=budget)
+    got = algorithm.init_server(0)
+    private = algorithm.init_client(got, one)
+    update, after = algorithm.train(got, private, one)
+    personal = algorithm._workspace()
+    before = flat(pick(got, personal.names))
+    moved = (personal.vector() != before).nonzero()[:, 0]
+    owner = torch.from_numpy(plan_tiles(personal.gated.plan).owner)
+    sent = set(update.shared[BLOCKS].tolist())
+    assert set(owner[moved].tolist()) <= sent, "momentum or decay moved something that was never live"
+    assert 0 < len(sent) < plan_tiles(personal.gated.plan).count
+    assert update.metrics["density"] <= budget
+    assert update.metrics["q"] < 1
+    assert any(not torch.equal(after[name], private[name]) for name in private), "the gate has not learnt"
+
+
+def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> None:
+    algorithm = make(task)
+    server = algorithm.init_server(0)
+    tiles, names = algorithm._tiles, algorithm._workspace().names
+    vector = flat(pick(server, names))
+
+    def update(ids: list[int], value: float, weight: float) -> Update:
+        chosen = torch.tensor(ids, dtype=torch.int32)
+        return Update({BLOCKS: chosen, VALUES: torch.full((int(tiles.sizes[chosen.long()].sum()),), value)}, weight)
+
+    sent = [(Card("a", 1), update([0, 1], 1.0, 1.0)), (Card("b", 3), update([1, 2], 5.0, 3.0))]
+    merged = flat(pick(algorithm.merge(server, iter(sent), Round()), names))
+    for tile, expected in ((0, 1.0), (1, 4.0), (2, 5.0)):
+        assert merged[tiles.positions(torch.tensor([tile]))].unique().tolist() == [expected]
+    rest = tiles.positions(torch.arange(3, tiles.count))
+    assert torch.equal(merged[rest], vector[rest])
+
+
+def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) -> None:
+    from pfedgate import wire
+
+    algorithm, one = make(task, shift=True), local(federation)
+    got = algorithm.init_server(0)
+    private = algorithm.init_client(got, one)
+    update, private = algorithm.train(got, private, one)
+    message = wire.encode(update, client=one.card.id, round=0)
+    for name, value in private.items():
+        if value.numel() > 3:
+            assert value.contiguous().numpy().tobytes() not in message, name
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_upload_cap_is_hard_and_the_rest_is_kept(task: Task, federation: data.Federation, half: bool) -> None:
+    algorithm, one = make(task, upload=0.2, half=half), local(federation, budget=1.0)
+    got = algorithm.init_server(0)
+    update, private = algorithm.train(got, algorithm.init_client(got, one), one)
+    size = algorithm._workspace().size
+    spent = 4 * len(update.shared[BLOCKS]) + update.shared[VALUES].numel() * (2 if half else 4)
+    assert spent <= 0.2 * 4 * size
+    residual = private["residual"]
+    sent = algorithm._tiles.positions(update.shared[BLOCKS])
+    assert torch.count_nonzero(residual[sent]) == 0
+    assert torch.count_nonzero(residual) > 0
+    difference = algorithm._workspace().vector() - flat(pick(got, algorithm._workspace().names))
+    back = residual.clone()
+    back[sent] = update.shared[VALUES].float()
+    torch.testing.assert_close(back, difference, rtol=1e-3, atol=1e-6)
+
+
+def test_novel_client_trains_its_gate_only(task: Task, federation: data.Federation) -> None:
+    algorithm, one = make(task), local(federation)
+    got = algorithm.init_server(0)
+    before = {name: value.clone() for name, value in got.items()}
+    private = algorithm.init_client(got, one)
+    adapted = algorithm.adapt(got, private, one)
+    assert all(torch.equal(got[name], before[name]) for name in got)
+    assert torch.equal(algorithm._workspace().vector(), flat(pick(got, algorithm._workspace().names)))
+    assert any(not torch.equal(adapted[name], private[name]) for name in private)
+
+
+def test_every_client_stays_within_its_own_budget(task: Task, federation: data.Federation) -> None:
+    result = engine.run(make(task), federation, engine.Options(rounds=1, budget={0.5: 0.5, 0.3: 0.5}))
+    densities = {score.stats["density"] for score in result.scores}
+    assert max(densities) <= 0.5
+    assert min(densities) <= 0.3
+
+
+def test_predicting_per_client_does_not_depend_on_the_batch(task: Task, federation: data.Federation) -> None:
+    algorithm, one = make(task, predict="client"), local(federation)
+    got = algorithm.init_server(0)
+    private = algorithm.init_client(got, one)
+    ready = algorithm.personalise(got, private, one)
+    model = algorithm.predictor(got, ready, one.card)
+    x = federation.prepare(one.train.x[:6])
+    torch.testing.assert_close(model(x)[:2], model(x[:2]), rtol=1e-5, atol=1e-6)
+
+
+def test_damaged_updates_are_named(task: Task, federation: data.Federation) -> None:
+    algorithm, one = make(task), local(federation)
+    got = algorithm.init_server(0)
+    update, _ = algorithm.train(got, algorithm.init_client(got, one), one)
+    assert algorithm.check(got, update) is None
+    twice = {**update.shared, BLOCKS: update.shared[BLOCKS].clone().fill_(0)}
+    assert "twice" in str(algorithm.check(got, replace(update, shared=twice)))
+    short = {**update.shared, VALUES: update.shared[VALUES][:-1]}
+    assert "values" in str(algorithm.check(got, replace(update, shared=short)))
+
+
+def test_without_an_example_the_error_says_what_to_do(task: Task, federation: data.Federation) -> None:
+    bare = make(replace(task, example=None))
+    with pytest.raises(ValueError, match="example"):
+        bare.init_client({}, local(federation))
