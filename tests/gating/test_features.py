@@ -71,6 +71,8 @@ def test_dtypes_and_gradients_of_the_input_do_not_matter(kind: str) -> None:
     wanted = gate(x).weights
     torch.testing.assert_close(gate(x.double().requires_grad_()).weights, wanted)
     torch.testing.assert_close(gate(x.half()).weights, wanted, rtol=1e-2, atol=1e-2)
+    wide = 1000 * x
+    torch.testing.assert_close(gate.read(wide.half()).var, gate.read(wide).var, rtol=1e-2, atol=1)  # no overflow
     asked = x.clone().requires_grad_()
     gate(asked).weights.sum().backward()
     assert asked.grad is None
@@ -126,9 +128,7 @@ def test_hashed_tokens_are_fixed_distinct_and_centred() -> None:
     torch.testing.assert_close(torch.cov(values.T), torch.eye(16), rtol=0, atol=0.04)
     assert len(torch.unique(values, dim=0)) == 20_000
     # Written down, so that a client reads tomorrow what it read today.
-    torch.testing.assert_close(
-        hashed(torch.tensor([[7]]))[0, 0, :3], torch.tensor([-1.5978563, -0.2779926, 0.4991017])
-    )
+    torch.testing.assert_close(hashed(torch.tensor([[7]]))[0, 0, :3], torch.tensor([-1.5978563, -0.2779926, 0.4991017]))
     assert torch.equal(hashed(torch.tensor([[7]], dtype=torch.int32)), hashed(torch.tensor([[7]])))
     assert not list(make(kind="tokens").buffers())[3:]  # only the three of the norm, no table
 
@@ -162,6 +162,9 @@ def test_a_client_is_the_mean_of_its_data() -> None:
     torch.testing.assert_close(gate.client_mean, data.mean((0, 2, 3)))
     torch.testing.assert_close(gate.client_var, data.var((0, 2, 3), correction=0))
     assert int(gate.client_samples) == 9
+    assert gate.pre_norm is not None  # the client is the batch, so its statistics are the batch's
+    assert torch.equal(gate.pre_norm.running_mean, gate.client_mean)
+    assert torch.equal(gate.pre_norm.running_var, gate.client_var)
     out = gate(batch(seed=1))
     assert torch.equal(out.weights, gate(batch(n=1, seed=2)).weights)
     assert torch.equal(out.weights, gate.eval()(batch(seed=3)).weights)

@@ -42,9 +42,7 @@ def configs() -> st.SearchStrategy[GateConfig]:
         ((1, 3, 32, 32), 3_537_444, 142, 100),
     ],
 )
-def test_size_on_the_papers_networks(
-    shape: tuple[int, ...], d: int, blocks: int, classes: int, shift: bool
-) -> None:
+def test_size_on_the_papers_networks(shape: tuple[int, ...], d: int, blocks: int, classes: int, shift: bool) -> None:
     gate = Gate(torch.zeros(shape), blocks, GateConfig(shift=shift), model_size=d, classes=classes)
     features = 16 * shape[1]  # the finest pooling fits
     few = 6 * blocks + 2 * shape[1] + 6 + shift * (features + 1) * classes
@@ -130,13 +128,9 @@ def test_gradients_reach_every_parameter(post_norm: Any, scope: Any, activation:
 def test_init_ones_is_exactly_one(n: int, seed: int, training: bool, kind: str) -> None:
     for activation in ("centred", "linear", "none"):
         for post_norm in ("blocks", "batch", "none"):
-            config = GateConfig.of(
-                {"init": "ones", "activation": activation, "post_norm": post_norm, "shift": True}
-            )
+            config = GateConfig.of({"init": "ones", "activation": activation, "post_norm": post_norm, "shift": True})
             gate = make(replace(config, weight_range=1.0 if activation == "none" else 0.3), kind, seed)
-            out = gate.train(training)(
-                100 * batch(kind, n, seed) if kind != "tokens" else batch(kind, n, seed)
-            )
+            out = gate.train(training)(100 * batch(kind, n, seed) if kind != "tokens" else batch(kind, n, seed))
             assert torch.equal(out.weights, torch.ones(BLOCKS))
             assert out.shift is not None
             assert torch.equal(out.shift, torch.zeros(CLASSES))
