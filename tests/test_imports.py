@@ -29,8 +29,10 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-# What `gating` may use beside the standard library and itself.
+# What `gating` may use beside the standard library and itself. Of this package only `names`, which words error
+# messages, knows nothing of federated learning and imports nothing but the standard library (checked below).
 GATING = {"torch", "numpy", "ortools"}
+SHARED = {"names"}
 
 EXTRAS = (
     "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx", "onnxruntime",
@@ -69,9 +71,7 @@ def typing_only(tree: ast.Module) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            lines.update(
-                line for child in node.body for line in range(child.lineno, (child.end_lineno or 0) + 1)
-            )
+            lines.update(line for child in node.body for line in range(child.lineno, (child.end_lineno or 0) + 1))
     return lines
 
 
@@ -88,10 +88,10 @@ def violations(path: Path, source: str) -> list[str]:
         target = part_of(name) if name.split(".")[0] == "pfedgate" else None
         where = f"{module}:{line} imports {name}"
         if own == "gating":
-            allowed = target == "gating" or name == "pfedgate.gating"
+            allowed = target in {"gating"} | SHARED
             outside = target is None and name.split(".")[0] not in GATING | sys.stdlib_module_names
             if outside or (target is not None and not allowed):
-                wrong.append(f"{where}: gating may use only {sorted(GATING)}")
+                wrong.append(f"{where}: gating may use only {sorted(GATING | SHARED)}")
         elif own in RANK and target in RANK and own != target and RANK[target] >= RANK[own]:
             wrong.append(f"{where}: {target} is not below {own}")
     return sorted(set(wrong))
@@ -100,6 +100,49 @@ def violations(path: Path, source: str) -> list[str]:
 @pytest.mark.parametrize("path", sources(), ids=module_of)
 def test_imports_point_downwards(path: Path) -> None:
     assert not violations(path, path.read_text(encoding="utf-8"))
+
+
+def reached(part: str, direct: dict[str, set[str]]) -> set[str]:
+    """The ranked parts that `part` comes to through any number of parts without a rank."""
+    found: set[str] = set()
+    seen, ahead = {part}, [part]
+    while ahead:
+        for target in direct.get(ahead.pop(), set()) - seen:
+            seen.add(target)
+            if target in RANK:
+                found.add(target)
+            else:
+                ahead.append(target)
+    return found
+
+
+def test_modules_without_a_rank_are_no_way_round() -> None:
+    """Every module beside the named ones (seeds, schedule, …) may be used anywhere, but smuggles nothing upwards."""
+    direct: dict[str, set[str]] = {}
+    for path in sources():
+        module, tree = module_of(path), ast.parse(path.read_text(encoding="utf-8"))
+        skipped = typing_only(tree)
+        targets = {
+            part_of(name)
+            for name, line in imports(tree, module, path.name == "__init__.py")
+            if name.startswith("pfedgate.") and line not in skipped
+        }
+        direct.setdefault(part_of(module), set()).update(targets - {""})
+    wrong = {
+        f"{part} reaches {target}" for part in RANK for target in reached(part, direct) if RANK[target] > RANK[part]
+    }
+    assert not wrong
+
+
+def test_the_way_round_is_seen() -> None:
+    assert reached("types", {"types": {"seeds"}, "seeds": {"store"}, "store": {"engine"}}) == {"engine"}
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_what_gating_shares_needs_only_the_standard_library(name: str) -> None:
+    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+    used = {target.split(".")[0] for target, _ in imports(tree, f"pfedgate.{name}", False)}
+    assert used <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize(
@@ -112,6 +155,7 @@ def test_imports_point_downwards(path: Path) -> None:
         ("engine.py", "def f():\n    from pfedgate import report"),
         ("gating/gate.py", "from pfedgate.types import State"),
         ("gating/gate.py", "import scipy"),
+        ("gating/gate.py", "from pfedgate import gate"),
         ("gating/__init__.py", "from ..local import fit"),
     ],
 )
@@ -124,7 +168,7 @@ def test_the_check_sees_a_wrong_arrow(file: str, source: str) -> None:
     [
         ("cli.py", "from pfedgate import engine, report"),
         ("gating/gate.py", "from . import norm\nfrom ortools.algorithms import x\nimport math"),
-        ("gating/__init__.py", "from pfedgate.gating import blocks"),
+        ("gating/__init__.py", "from pfedgate.gating import blocks\nfrom pfedgate.names import unknown"),
         ("algorithms/__init__.py", "from .fedavg import FedAvg\nfrom pfedgate.gating import gated"),
     ],
 )
