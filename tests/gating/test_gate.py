@@ -232,6 +232,15 @@ def test_a_generator_decides_the_initialisation_alone() -> None:
     assert 0.9 * bound < one.fc.weight.abs().max() <= bound
 
 
+@pytest.mark.parametrize("post_norm", ["blocks", "batch", "none"])
+def test_drawing_anew_is_building_anew(post_norm: Any) -> None:
+    config = GateConfig(post_norm=post_norm, initial_scale=0.5, initial_bias=0.25, shift=True)
+    fresh, redrawn = make(config, seed=2), make(config, seed=1).draw(torch.Generator().manual_seed(2))
+    assert not changed(redrawn, fresh.state_dict())
+    redrawn.draw(torch.Generator().manual_seed(2))  # scale and offset of M's path are not applied twice
+    assert not changed(redrawn, fresh.state_dict())
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("config", [GateConfig(), GateConfig.paper()])
 def test_clients_can_be_stacked_with_vmap(config: GateConfig, training: bool) -> None:

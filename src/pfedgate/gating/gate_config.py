@@ -77,9 +77,7 @@ class GateConfig:
                 f"got {self.max_share} and {self.weight_range}"
             )
         if self.pool is not None and self.pool < 0:
-            raise ValueError(
-                f"GateConfig.pool must be positive, 0 (none) or None (automatic), got {self.pool}"
-            )
+            raise ValueError(f"GateConfig.pool must be positive, 0 (none) or None (automatic), got {self.pool}")
         if self.weight_range != 1 and self.activation not in ("centred", "linear"):
             raise ValueError(f"GateConfig.weight_range has no meaning with activation={self.activation!r}")
         if self.init == "ones" and self.activation == "sigmoid":
