@@ -1,6 +1,6 @@
 """The selection problem as arrays: what the solvers see, and what they give back.
 
-Only resources that can be exceeded and groups that cost something of them are left in; the others are kept whole.
+Only resources that can be exceeded are left in, and groups whose blocks cost the same are joined.
 """
 
 from __future__ import annotations
@@ -46,24 +46,35 @@ class Problem:
 
     @classmethod
     def of(cls, costs: CostModel, limits: Mapping[str, float]) -> Problem:
+        """Only resources whose limit can be exceeded are bound; groups that cost the same are one."""
         dense = costs.dense()
         bound = [(costs.polynomials[r], limit) for r, limit in limits.items() if dense.get(r, 0.0) > limit]
-        groups = len(costs.groups)
-        counts = np.array([group.count for group in costs.groups], dtype=np.int64)
-        starts = np.cumsum(counts) - counts
-        size = int(counts.sum())
+        size = len(costs.groups)
         first = np.array([group.first for group in costs.groups], dtype=float)
-        block = np.arange(max(1, counts.max(initial=0)))
+        blocks = np.array([group.count for group in costs.groups], dtype=np.int64)
+        linear = np.array([p.linear for p, _ in bound]).reshape(-1, size)
+        pairs = np.array([p.pairs for p, _ in bound]).reshape(-1, size, size)
+        step = np.array([group.step for group in costs.groups], dtype=float)
+        classes = _alike(step, linear, pairs)
+        one = [members[0] for members in classes]
+        both = pairs + np.triu(pairs, 1).transpose(0, 2, 1)
+        starts = np.cumsum(blocks) - blocks
+        counts = np.array([blocks[members].sum() for members in classes], dtype=np.int64)
+        places = np.full((len(classes), max(1, int(counts.max(initial=0)))), int(blocks.sum()))
+        for row, members in zip(places, classes, strict=True):
+            inside = [np.arange(starts[g], starts[g] + blocks[g]) for g in members]
+            row[: sum(map(len, inside))] = np.concatenate(inside)
         return cls(
             counts=counts,
-            first=first,
-            step=np.array([group.step for group in costs.groups], dtype=float),
+            first=np.array([first[members].sum() for members in classes]),
+            step=step[one],
             const=np.array([p.const for p, _ in bound]),
-            linear=np.array([p.linear for p, _ in bound]).reshape(-1, groups),
-            pairs=np.array([p.pairs for p, _ in bound]).reshape(-1, groups, groups),
+            linear=linear[:, one],
+            pairs=np.triu(both[:, one][:, :, one]),
+            # Sums of fractions depend on their order; a hair below the limit no order can exceed it.
             limits=np.array([limit if p.whole else max(limit * (1 - 1e-12), p(first)) for p, limit in bound]),
-            places=np.where(block < counts[:, None], starts[:, None] + block, size),
-            size=size,
+            places=places,
+            size=int(blocks.sum()),
         )
 
     @property
@@ -125,6 +136,21 @@ class Problem:
                     kept[g] += 1
             found[tuple(kept.tolist())] = kept
         return list(found.values())
+
+
+def _alike(step: Floats, linear: Floats, pairs: Floats) -> list[list[int]]:
+    """Groups in classes: the cost of a class depends only on how many blocks are kept in it altogether.
+
+    So it is for groups with the same step, the same cost per unit and the same coupling to every other group (which
+    leaves none between them): the inner layers of equal residual blocks, the heads of equal transformer layers.
+    """
+    both = pairs + pairs.transpose(0, 2, 1)
+    classes: dict[tuple[object, ...], list[int]] = {}
+    for g in range(len(step)):
+        itself = g if both[:, g, g].any() else -1  # a squared share is not a function of the sum
+        key = (itself, step[g], linear[:, g].tobytes(), both[:, g].tobytes())
+        classes.setdefault(key, []).append(g)
+    return list(classes.values())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,189 @@
+"""The relaxation behind `Deep`: prices instead of budgets, and the best counts at given prices.
+
+With a price per unit of each resource the budgets disappear, and what is left, ``value - prices @ cost``, couples
+only groups that share a cost term. In a plain chain of layers every group has two such neighbours; residual
+streams make stars. On such graphs the best counts are found exactly by eliminating one group after the other
+(dynamic programming); on denser ones each group is set to its best in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .costs import Bools, Floats, Ints
+from .problem import Problem
+
+LARGEST_TABLE = 20_000  # entries of one elimination step per price vector; 27 kept levels in three groups
+SWEEPS = 4
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Cost as a function of the counts k of the groups that matter: base + slope @ k + k @ curve @ k / 2."""
+
+    groups: Ints
+    most: Ints
+    base: Floats
+    slope: Floats
+    curve: Floats  # [resource * group, group]
+    limits: Floats
+
+    @classmethod
+    def of(cls, problem: Problem) -> Quadratic:
+        groups = problem.costly
+        both = problem.pairs + problem.pairs.transpose(0, 2, 1)
+        kept = problem.counts.copy()
+        kept[groups] = 0
+        curve = (both * problem.step[:, None] * problem.step)[:, groups][:, :, groups]
+        own = np.diagonal(curve, axis1=1, axis2=2)
+        units = problem.first + problem.step * kept
+        return cls(
+            groups=groups,
+            most=problem.counts[groups],
+            base=problem.cost(kept),
+            slope=((problem.linear + both @ units) * problem.step)[:, groups],
+            curve=curve.reshape(own.size, -1),
+            limits=problem.limits,
+        )
+
+    def marginal(self, kept: Floats) -> Floats:
+        """Derivative of the cost at one vector of counts: [resource, group]."""
+        return self.slope + (self.curve @ kept).reshape(self.slope.shape)
+
+    def cost(self, kept: Floats) -> Floats:
+        """Of one vector of counts or of many: [..., group] -> [..., resource]."""
+        bent = (kept @ self.curve.T).reshape(*kept.shape[:-1], *self.slope.shape)
+        result: Floats = self.base + ((self.slope + 0.5 * bent) * kept[..., None, :]).sum(-1)
+        return result
+
+    @property
+    def own(self) -> Floats:
+        """Curvature of each group by itself: [resource, group]."""
+        groups = np.arange(len(self.most))
+        return self.curve.reshape(*self.slope.shape, -1)[:, groups, groups]
+
+    @property
+    def coupling(self) -> Floats:
+        """Curvature between different groups: [resource, group, group]."""
+        result = self.curve.reshape(*self.slope.shape, -1).copy()
+        groups = np.arange(len(self.most))
+        result[:, groups, groups] = 0.0
+        return result
+
+
+class Inner(Protocol):
+    """Finds the counts of the largest value minus priced cost."""
+
+    def best(self, prefix: Floats, prices: Floats) -> Ints:
+        """Counts [batch, group] for prices [batch, resource]; `prefix` holds the value of the k best blocks."""
+        ...
+
+
+def inner(costs: Quadratic) -> Inner:
+    """The exact maximiser if its tables are small enough."""
+    exact = Elimination(costs)
+    return exact if exact.largest <= LARGEST_TABLE else Descent(costs)
+
+
+class Elimination:
+    """Exact, by eliminating groups in an order that keeps the tables small."""
+
+    def __init__(self, costs: Quadratic) -> None:
+        self._slope, self._own = costs.slope, costs.own / 2
+        self._widths = [int(n) + 1 for n in costs.most]
+        self._levels = _levels(costs.most)
+        coupling = costs.coupling
+        linked = coupling.any(0)
+        self._plan, self.largest = _plan(linked, self._widths)
+        # Tables of one shape are filled by one operation. Each has the group eliminated first on its first axis.
+        rank = {g: i for i, (g, _) in enumerate(self._plan)}
+        shapes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for g, h in sorted((g, h) for g, h in np.argwhere(linked).tolist() if rank[g] < rank[h]):
+            shapes.setdefault((self._widths[g], self._widths[h]), []).append((g, h))
+        self._stacks = []
+        for (rows, columns), edges in shapes.items():
+            weights = np.array([coupling[:, g, h] for g, h in edges]).T
+            self._stacks.append((edges, weights, np.arange(rows)[:, None] * np.arange(float(columns))))
+
+    def best(self, prefix: Floats, prices: Floats) -> Ints:
+        k = self._levels
+        own = prefix - (prices @ self._slope)[:, :, None] * k - (prices @ self._own)[:, :, None] * (k * k)
+        score = [own[:, g, :width] for g, width in enumerate(self._widths)]
+        tables: dict[tuple[int, int], Floats] = {}
+        for edges, weights, products in self._stacks:
+            stack = (prices @ weights).T[:, :, None, None] * -products
+            tables.update(zip(edges, stack, strict=True))
+        kept = np.zeros(own.shape[:2], dtype=np.int64)
+        steps = []
+        for g, near in self._plan:
+            if len(near) == 0:
+                table = score[g]
+            elif len(near) == 1:
+                table = tables.pop((g, near[0]))
+                table += score[g][:, :, None]
+                score[near[0]] += np.maximum.reduce(table, axis=1)
+            else:
+                a, b = near
+                table = tables.pop((g, a))[:, :, :, None] + (tables.pop((g, b)) + score[g][:, :, None])[:, :, None, :]
+                message = np.maximum.reduce(table, axis=1)
+                tables[a, b] = tables[a, b] + message if (a, b) in tables else message
+            steps.append((g, near, table))
+        batch = np.arange(len(prices))
+        for g, near, table in reversed(steps):
+            column = table[(batch, slice(None), *(kept[:, h] for h in near))]
+            kept[:, g] = column.argmax(1)
+        return kept
+
+
+class Descent:
+    """Not exact: every group is set to its best given the others, in turn, from none kept and from all kept."""
+
+    def __init__(self, costs: Quadratic) -> None:
+        self._slope, self._own, self._coupling = costs.slope, costs.own / 2, costs.coupling
+        self._most, self._levels = costs.most, _levels(costs.most)
+
+    def best(self, prefix: Floats, prices: Floats) -> Ints:
+        prices = np.concatenate([prices, prices])
+        k = self._levels
+        own = prefix - (prices @ self._slope)[:, :, None] * k - (prices @ self._own)[:, :, None] * (k * k)
+        coupling = np.tensordot(prices, self._coupling, 1)
+        kept = np.zeros(own.shape[:2])
+        kept[len(kept) // 2 :] = self._most
+        for _ in range(SWEEPS):
+            before = kept.copy()
+            for g in range(kept.shape[1]):
+                field = np.matmul(coupling[:, g, None, :], kept[:, :, None])[:, 0]
+                kept[:, g] = (own[:, g] - field * k[g]).argmax(1)
+            if (kept == before).all():
+                break
+        counts: Ints = np.minimum(kept, self._most).astype(np.int64)
+        value = np.take_along_axis(own, counts[:, :, None], 2).sum((1, 2))
+        value -= 0.5 * np.matmul(kept[:, None, :], np.matmul(coupling, kept[:, :, None]))[:, 0, 0]
+        up, down = np.split(value, 2)
+        return np.where((up >= down)[:, None], *np.split(counts, 2))
+
+
+def _levels(most: Ints) -> Floats:
+    """Number of kept blocks per group and level; beyond its last block a group stays where it is."""
+    result: Floats = np.minimum(np.arange(int(most.max()) + 1), most[:, None]).astype(float)
+    return result
+
+
+def _plan(linked: Bools, widths: list[int]) -> tuple[list[tuple[int, list[int]]], int]:
+    """Order of elimination, fewest neighbours first, and the size of the largest table it needs."""
+    near = [set(np.flatnonzero(row).tolist()) for row in linked]
+    rank = []
+    left, largest = set(range(len(near))), 0
+    while left:
+        g = min(left, key=lambda q: (len(near[q]), q))
+        table = widths[g] * int(np.prod([widths[h] for h in near[g]], dtype=float))
+        largest = max(largest, table if len(near[g]) <= 2 else LARGEST_TABLE + 1)
+        rank.append((g, near[g]))
+        for h in near[g]:
+            near[h] = (near[h] | near[g]) - {g, h}
+        left.discard(g)
+    order = {g: i for i, (g, _) in enumerate(rank)}
+    return [(g, sorted(around, key=order.__getitem__)) for g, around in rank], largest
