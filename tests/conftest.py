@@ -18,9 +18,7 @@ torch.set_num_threads(1)
 settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile(
-    "thorough", deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("thorough", deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -25,9 +25,7 @@ def count(model: nn.Module) -> int:
         ("mlp", (64,), 10, 64 * 64 + 64 + 64 * 10 + 10),
     ],
 )
-def test_parameter_counts_are_those_of_the_paper(
-    name: str, shape: tuple[int, ...], classes: int, params: int
-) -> None:
+def test_parameter_counts_are_those_of_the_paper(name: str, shape: tuple[int, ...], classes: int, params: int) -> None:
     assert count(models.build(name, shape, classes)) == params
 
 
@@ -92,9 +90,7 @@ def test_options_work_and_trace(name: str, options: dict[str, object]) -> None:
 
 def test_resnet_depth_is_its_number_of_weighted_layers() -> None:
     model = models.build("resnet", depth=20)
-    main_path = [
-        m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "shortcut" not in n
-    ]
+    main_path = [m for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "shortcut" not in n]
     assert len(main_path) == 20
     kinds = {type(m) for n, m in model.named_modules() if n.endswith("shortcut")}
     assert kinds == {nn.Identity, nn.Sequential}
@@ -133,9 +129,7 @@ def test_other_image_sizes_fit() -> None:
         (("text_gru", (1, 2)), {}, "length"),
     ],
 )
-def test_wrong_input_says_what_is_wrong(
-    args: tuple[object, ...], options: dict[str, object], message: str
-) -> None:
+def test_wrong_input_says_what_is_wrong(args: tuple[object, ...], options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.build(*args, **options)  # type: ignore[arg-type]
 

@@ -11,9 +11,7 @@ from torch import nn
 Shape = tuple[int, ...]
 
 
-def mlp(
-    input_shape: Shape, classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0
-) -> nn.Module:
+def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> nn.Module:
     """Multilayer perceptron on flattened input: `hidden` sizes, ReLU between."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     features = math.prod(input_shape)

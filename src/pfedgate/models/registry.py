@@ -57,9 +57,7 @@ def names() -> tuple[str, ...]:
     return tuple(_MODELS)
 
 
-def build(
-    name: str, input_shape: Shape | None = None, classes: int | None = None, **options: object
-) -> nn.Module:
+def build(name: str, input_shape: Shape | None = None, classes: int | None = None, **options: object) -> nn.Module:
     """A fresh model; `input_shape` is that of one sample. Shape and classes default to the model's own data.
 
     Weights come from torch's global generator, as for any module.
