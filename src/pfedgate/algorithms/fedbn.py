@@ -1,0 +1,75 @@
+"""FedBN (Li et al. 2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization).
+
+Shared: everything but BatchNorm. Private: weights, biases and running statistics of BatchNorm layers. These are found
+by type: other libraries look for "bn" in names and miss the layers of a Sequential. A model without BatchNorm is
+FedAvg's.
+
+A novel client keeps the initial weights and biases and measures the statistics on its training data; nothing is
+trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate import parts
+from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import register
+from pfedgate.local import Batch, loop, module
+from pfedgate.tensors import pick, under
+from pfedgate.types import Card, Local, State, Update
+from pfedgate.workspace import persistent_buffers
+
+
+@register("fedbn")
+@dataclass(frozen=True)
+class FedBN(Algorithm):
+    """FedAvg with private BatchNorm layers."""
+
+    paper: ClassVar[str] = "Li et al. 2021, FedBN: Federated Learning on Non-IID Features"
+    shares: ClassVar[str] = "all but BatchNorm"
+    keeps: ClassVar[str] = "BatchNorm layers, statistics included"
+
+    @property
+    def _own(self) -> parts.Part:
+        return parts.batch_norms(self.task)
+
+    def init_server(self, seed: int) -> State:
+        """The model without its BatchNorm layers."""
+        return parts.init_shared(self.task, self._own, seed)
+
+    def init_client(self, got: State, local: Local) -> State:
+        """Fresh BatchNorm layers."""
+        return parts.init_own(self.task, self._own, local.round.seed)
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """Everything together; all but BatchNorm is sent."""
+        return parts.train_jointly(self.task, self._own, got, private, local)
+
+    def adapt(self, got: State, private: State, local: Local) -> State:
+        """Statistics of a novel client: one pass over its training data, each batch counting alike."""
+        if not self._own or local.n < 2:  # one sample has no variance
+            return private
+        model = module(self.task, parts.join(got, private), local.device)
+        for layer in model.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
+                layer.reset_running_stats()
+                layer.momentum = None  # the plain mean over batches
+
+        @torch.no_grad()
+        def see(batch: Batch) -> Tensor:
+            model(batch.x)
+            return batch.x.new_zeros(())
+
+        loop(replace(self.task, drop_last=True), local, see, epochs=1, stream="statistics")
+        known = {**dict(model.named_parameters()), **persistent_buffers(model)}
+        return under(parts.OWN, {name: value.detach() for name, value in pick(known, sorted(self._own)).items()})
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The shared model with the client's BatchNorm layers."""
+        return module(self.task, parts.join(got, private))
