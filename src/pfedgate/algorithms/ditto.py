@@ -1,0 +1,76 @@
+"""Ditto (Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization).
+
+Shared: a model w, trained by FedAvg. Private: a model v_i of the client's own, trained on f_i(v) + (lam/2)·‖v −
+w^t‖², w^t the model *received*, and scored. Both branches see the same batches, each with its own optimiser, so w is
+FedAvg's whatever lam is, and lam = 0 is Local. v_i starts at the common initial model and moves only when its client
+is sampled.
+
+Departures: updates are averaged by sample counts (official: unweighted means of differences under size-proportional
+sampling). The order of the two branches, on which references disagree, does not matter because both are held to w^t.
+A novel client starts from w and does `adapt_epochs` on its personal objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import register
+from pfedgate.local import Fit, fit, initial, module
+from pfedgate.tensors import inside, under
+from pfedgate.types import Card, Local, State, Update
+
+
+@register("ditto")
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """FedAvg, and beside it a personal model held near it."""
+
+    lam: float = 0.1  # FederatedScope's default and the middle of pFedGate's grid; official: 1, or chosen from .1, 1, 2
+    personal_epochs: int | None = None  # None: as the task says (1 in the benchmark); official: 2 steps
+    personal_lr: float | None = None  # None: the task's
+    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+
+    paper: ClassVar[str] = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
+    keeps: ClassVar[str] = "a whole model of its own"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lam": (0.05, 0.1, 0.5, 0.8)}
+
+    def __post_init__(self) -> None:
+        if self.lam < 0:
+            raise ValueError(f"lam is the strength of the pull to the shared model, not negative; got {self.lam}")
+
+    def init_client(self, got: State, local: Local) -> State:
+        """The initialisation that everybody starts from."""
+        return under("model/", initial(self.task, local.round.seed))
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """FedAvg's epochs for the shared model, then the personal one."""
+        shared = fit(self.task, got, local, memory=inside("shared/", private))
+        own = self._personal(got, inside("model/", private), local, self.personal_epochs, inside("personal/", private))
+        metrics = {"loss": shared.loss, "personal_loss": own.loss, "flops": shared.flops + own.flops}
+        memory = {**under("shared/", shared.memory), **under("personal/", own.memory)}
+        return Update(shared.state, local.n, metrics), {**under("model/", own.state), **memory}
+
+    def _personal(self, got: State, model: State, local: Local, epochs: int | None, memory: State | None = None) -> Fit:
+        return fit(
+            self.task,
+            model,
+            local,
+            anchor=got,
+            prox=self.lam,
+            epochs=epochs,
+            lr=self.personal_lr,
+            memory=memory,
+        )
+
+    def adapt(self, got: State, private: State, local: Local) -> State:
+        """A novel client's model starts from the shared one."""
+        return under("model/", self._personal(got, got, local, self.adapt_epochs).state)
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The personal model."""
+        return module(self.task, inside("model/", private))
