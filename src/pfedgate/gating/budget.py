@@ -4,9 +4,9 @@
 same, so within a group the best k are its k most important, and only the number kept per group is to be found.
 Three solvers do that; `Selector` takes the first that suits:
 
-- `Frontier`: few groups, any resources. Every maximal vector of counts is listed once; then one look-up per batch. Exact.
-- `Knapsack`: one resource without products. Exact.
-- `Deep`: anything else. Never over the budget, and within a fraction of a percent of the optimum.
+- `Frontier`: few groups, any resources. All maximal vectors of counts are listed once; then a look-up per batch. Exact.
+- `Knapsack`: one resource without products of groups. Exact.
+- `Deep`: anything else. Never over the budget, and within half a percent of the optimum.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Budget:
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise TypeError(f"budget for {resource} must be a number, got {value!r}")
             if not math.isfinite(value) or value <= 0:
-                kind = "milliseconds > 0" if resource == "latency_ms" else "a share in (0, 1] or a larger absolute value"
+                kind = "milliseconds > 0" if resource == "latency_ms" else "a share in (0, 1] or a larger absolute cost"
                 raise ValueError(f"budget for {resource} must be {kind}, got {value!r}; leave it out to not bind it")
 
     def bound(self) -> dict[str, float]:
@@ -86,6 +86,7 @@ class Budget:
                 f"a budget given as one number is a share in (0, 1], got {value!r}; "
                 f"for an absolute one name the resource: Budget(params={value!r})"
             )
+        resources = (resources,) if isinstance(resources, str) else resources
         if not resources:
             raise ValueError(f"a budget must bind at least one resource of {', '.join(RESOURCES)}")
         if "latency_ms" in resources:
@@ -117,9 +118,13 @@ def _share_of(dense: float, share: float) -> float:
     0.29 * 100 is a hair below 29 in floating point, but 29 of 100 blocks is a density of 0.29.
     """
     limit = float(share * dense)
-    while dense and (above := math.nextafter(limit, math.inf)) / dense <= share:
+    while dense and (above := _next(limit)) / dense <= share:
         limit = above
     return limit
+
+
+def _next(value: float) -> float:
+    return float(np.nextafter(value, math.inf))
 
 
 class Selector:
@@ -197,6 +202,5 @@ def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
 
 def _up(value: float, digits: int) -> float:
     """Rounded up, so that the printed value is itself feasible."""
-    return math.ceil(value * 10**digits) / 10**digits
-
-
+    scale = 10.0**digits
+    return math.ceil(value * scale) / scale

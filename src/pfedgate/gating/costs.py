@@ -42,7 +42,7 @@ class Group:
 
     def __post_init__(self) -> None:
         if self.units < 1 or self.first < 0 or self.count < 0 or self.step < 0 or (self.count and not self.step):
-            raise ValueError(f"group {self.name!r}: units and step must be positive, first and count not negative: {self}")
+            raise ValueError(f"units and step must be positive, first and count not negative: {self}")
         if self.first + self.step * self.count != self.units:
             raise ValueError(
                 f"group {self.name!r}: first + step * count = {self.first + self.step * self.count} "
@@ -86,12 +86,12 @@ class Polynomial:
     linear: Floats
     pairs: Floats
 
-    def __call__(self, units: Sequence[Any]) -> Any:
+    def __call__(self, units: Sequence[Any] | Floats) -> Any:
         """Cost at live units that are numbers or arrays that broadcast; the same order of additions for both."""
         total: Any = self.const
-        for g in np.flatnonzero(self.linear):
+        for g in np.flatnonzero(self.linear).tolist():
             total = total + self.linear[g] * units[g]
-        for g, h in np.argwhere(self.pairs):
+        for g, h in np.argwhere(self.pairs).tolist():
             total = total + self.pairs[g, h] * (units[g] * units[h])
         return total
 

@@ -9,7 +9,7 @@ streams make stars. On such graphs the best counts are found exactly by eliminat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Elimination:
         self._widths = [int(n) + 1 for n in costs.most]
         self._levels = _levels(costs.most)
         coupling = costs.coupling
-        linked = coupling.any(0)
+        linked: Bools = np.asarray(coupling.any(0))
         self._plan, self.largest = _plan(linked, self._widths)
         # Tables of one shape are filled by one operation. Each has the group eliminated first on its first axis.
         rank = {g: i for i, (g, _) in enumerate(self._plan)}
@@ -133,8 +133,8 @@ class Elimination:
             steps.append((g, near, table))
         batch = np.arange(len(prices))
         for g, near, table in reversed(steps):
-            column = table[(batch, slice(None), *(kept[:, h] for h in near))]
-            kept[:, g] = column.argmax(1)
+            index: tuple[Any, ...] = (batch, slice(None), *(kept[:, h] for h in near))
+            kept[:, g] = table[index].argmax(1)
         return kept
 
 
@@ -155,15 +155,15 @@ class Descent:
         for _ in range(SWEEPS):
             before = kept.copy()
             for g in range(kept.shape[1]):
-                field = np.matmul(coupling[:, g, None, :], kept[:, :, None])[:, 0]
+                field = (coupling[:, g] * kept).sum(1, keepdims=True)
                 kept[:, g] = (own[:, g] - field * k[g]).argmax(1)
             if (kept == before).all():
                 break
         counts: Ints = np.minimum(kept, self._most).astype(np.int64)
         value = np.take_along_axis(own, counts[:, :, None], 2).sum((1, 2))
-        value -= 0.5 * np.matmul(kept[:, None, :], np.matmul(coupling, kept[:, :, None]))[:, 0, 0]
-        up, down = np.split(value, 2)
-        return np.where((up >= down)[:, None], *np.split(counts, 2))
+        value -= 0.5 * ((coupling * kept[:, None, :]).sum(2) * kept).sum(1)
+        half = len(value) // 2
+        return np.where((value[:half] >= value[half:])[:, None], counts[:half], counts[half:])
 
 
 def _levels(most: Ints) -> Floats:

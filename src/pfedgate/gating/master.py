@@ -1,4 +1,4 @@
-"""Prices of resources from a set of known choices: the smallest upper bound that these choices allow (a linear programme).
+"""Prices of resources from a set of known choices: a small linear programme.
 
 Every known choice i, feasible or not, has a value and a slack per resource. For prices p >= 0 the best achievable value
 is at least max_i (value_i + p @ slack_i) in the relaxation, and the prices that make this smallest are the best guess.

@@ -86,8 +86,9 @@ class Problem:
     def cost(self, kept: Ints) -> Floats:
         """Cost per bound resource of vectors of counts: [..., group] -> [..., resource]."""
         units = self.first + self.step * kept
-        linear: Floats = self.const + units @ self.linear.T
-        return linear + np.einsum("...g,rgh,...h->...r", units, self.pairs, units, optimize=True)
+        bent = np.einsum("...g,rgh,...h->...r", units, self.pairs, units, optimize=True)
+        result: Floats = self.const + units @ self.linear.T + bent
+        return result
 
     def feasible(self, kept: Ints) -> bool:
         return bool(np.all(self.cost(kept) <= self.limits))
