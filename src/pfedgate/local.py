@@ -74,9 +74,11 @@ def loop(
     part = local.train if part is None else part
     total: Tensor | None = None
     count = 0
+    # The raw samples move to the device once (bytes, not floats); batches are gathered and prepared there.
+    x, y = part.x.to(local.device), part.y.to(local.device)
     with seeded(local.round.seed, "dropout", stream, local.round.index, local.card.id):
-        for rows in _rows(part.n, batch or task.batch, task.drop_last, local.key(stream), epochs, steps):
-            loss = step(read(part, rows, local))
+        for rows in _rows(part.n, batch or task.batch, task.drop_last, local, stream, epochs, steps):
+            loss = step(Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows))
             total = loss if total is None else total + loss
             count += 1
     return (float(total) / count if total is not None else float("nan")), count
@@ -84,23 +86,21 @@ def loop(
 
 def read(part: Part, rows: Tensor, local: Local) -> Batch:
     """These rows of a part, prepared for the model, on the client's device."""
-    x, y = part.x, part.y
-    if local.device.type != "cpu":
-        x, y, rows = x.to(local.device), y.to(local.device), rows.to(local.device)
-    return Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows)
+    x, y = part.x.index_select(0, rows.cpu()), part.y.index_select(0, rows.cpu())
+    return Batch(local.prepare(x.to(local.device)), y.to(local.device), rows.to(local.device))
 
 
 def _rows(
-    n: int, batch: int, drop_last: bool, key: int, epochs: int | None, steps: int | None
+    n: int, batch: int, drop_last: bool, local: Local, stream: str, epochs: int | None, steps: int | None
 ) -> Iterator[Tensor]:
     """Row numbers of every batch. `steps` counts batches over as many epochs as it takes."""
     if n == 0:
         return
     # A client smaller than a batch keeps its only batch, or it would never train.
     whole = n - n % batch if drop_last and n > batch else n
-    made, epoch = 0, 0
+    made, epoch, key = 0, 0, local.key(stream)
     while (steps is not None and made < steps) or (steps is None and epoch < (epochs or 0)):
-        order = torch.from_numpy(orders([key], [n], epoch)[0])
+        order = torch.from_numpy(orders([key], [n], epoch)[0]).to(local.device)
         for start in range(0, whole, batch):
             if steps is not None and made >= steps:
                 return
@@ -165,11 +165,7 @@ def fit(
 
     loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
     samples = work.gradients
-    flops = (
-        samples * flops_per_sample(task.model, names, sample[0].shape[1:], sample[0].dtype, True)
-        if sample
-        else 0.0
-    )
+    flops = samples * flops_per_sample(task.model, names, sample[0].shape[1:], sample[0].dtype, True) if sample else 0.0
     return Fit(work.state(), loss, count, samples, flops, stepper.memory())
 
 

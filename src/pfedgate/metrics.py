@@ -36,7 +36,21 @@ def summarise(scores: Sequence[Scored]) -> Record:
     }
     for name in sorted({name for s in scores for name in s.stats}):
         record[name] = _mean([(1, s.stats[name]) for s in scores if name in s.stats])
-    return record
+    return clean(record)
+
+
+def clean(record: Record) -> Record:
+    """None instead of NaN and infinity, which JSON does not have.
+
+    >>> clean({"a": math.nan, "b": 1.0, "c": {"d": math.inf}})
+    {'a': None, 'b': 1.0, 'c': {'d': None}}
+    """
+    cleaned: Record = {}
+    for name, value in record.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        cleaned[name] = clean(value) if isinstance(value, dict) else value
+    return cleaned
 
 
 def _mean(pairs: Sequence[tuple[float, float]]) -> float:
@@ -44,14 +58,14 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> float:
     return math.fsum(w * v for w, v in pairs) / weight if weight else math.nan
 
 
-def rounds_to(share: float, curve: Sequence[tuple[int, float]]) -> int | None:
+def rounds_to(share: float, curve: Sequence[tuple[int, float | None]]) -> int | None:
     """The first round whose accuracy reaches this share of the best one.
 
     >>> rounds_to(0.9, [(1, 0.3), (2, 0.55), (3, 0.6)])
     2
     """
-    best = max((value for _, value in curve if not math.isnan(value)), default=math.nan)
-    return next((round for round, value in curve if value >= share * best), None)
+    best = max((value for _, value in curve if value is not None), default=math.nan)
+    return next((round for round, value in curve if value is not None and value >= share * best), None)
 
 
 def overall(history: Sequence[Record]) -> Record:
@@ -67,11 +81,14 @@ def overall(history: Sequence[Record]) -> Record:
         summary["best_accuracy"], summary["best_bottom_decile"] = chosen["accuracy"], chosen["bottom_decile"]
         curve = [(record["round"], record["after_broadcast"]["accuracy"]) for record in evaluated]
         summary["rounds_to_80"], summary["rounds_to_90"] = rounds_to(0.8, curve), rounds_to(0.9, curve)
-        for record in evaluated[-1:]:
-            if "after_local" in record:
-                summary["accuracy_after_local"] = record["after_local"]["accuracy"]
+        if "after_local" in evaluated[-1]:
+            summary["accuracy_after_local"] = evaluated[-1]["after_local"]["accuracy"]
     for name in ("bytes_up", "bytes_down", "flops", "refused"):
-        summary[name] = sum(record.get(name, 0) for record in history)
+        summary[name] = sum(record.get(name) or 0 for record in history)
+    for name in ("q", "density"):
+        values = [record[name] for record in history if record.get(name) is not None]
+        if values:
+            summary[f"{name}_training"] = math.fsum(values) / len(values)
     return summary
 
 
@@ -79,8 +96,8 @@ def best_round(history: Sequence[Record]) -> int | None:
     """The round with the best validation accuracy (the earliest of equals); never looks at test."""
     best: tuple[float, int] | None = None
     for record in history:
-        value = record.get("after_broadcast", {}).get("val_accuracy", math.nan)
-        if not math.isnan(value) and (best is None or value > best[0]):
+        value = record.get("after_broadcast", {}).get("val_accuracy")
+        if value is not None and (best is None or value > best[0]):
             best = (value, record["round"])
     return None if best is None else best[1]
 
@@ -89,7 +106,7 @@ def means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means of the numbers that came with updates, by name; FLOPs are summed."""
     names = sorted({name for metrics in updates for name in metrics})
     found = {name: [float(m[name]) for m in updates if name in m] for name in names}
-    return {n: math.fsum(v) if n == "flops" else math.fsum(v) / len(v) for n, v in found.items()}
+    return clean({n: math.fsum(v) if n == "flops" else math.fsum(v) / len(v) for n, v in found.items()})
 
 
 def peak_bytes() -> int:

@@ -11,7 +11,9 @@ import numpy as np
 from pfedgate.budgets import budgets
 from pfedgate.seeds import key
 from pfedgate.serve import POINTS
-from pfedgate.types import Card, Federation
+from pfedgate.types import Budget, Card, Federation
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,33 @@ class Options:
 DEFAULTS = Options()
 
 
+@dataclass(frozen=True)
+class Cards:
+    """Clients of which only the cards are here: their data is wherever the exchange finds it."""
+
+    clients: Sequence[Card]
+    novel: Sequence[Card] = ()
+
+
 class Roster:
     """Clients of a run, sorted by id, so that the order in which they were listed cannot matter."""
 
-    def __init__(self, federation: Federation, ids: Sequence[str], budget: Any, seed: int) -> None:
-        order = np.argsort(np.array(ids, dtype=np.str_), kind="stable")
-        given = budgets(budget, ids, seed)
-        self.ids = [str(ids[int(at)]) for at in order]
-        self._budgets = [given[int(at)] for at in order]
-        self.sizes = _sizes(federation, self.ids)
+    def __init__(self, ids: Sequence[str], sizes: Sequence[int] | Ints, given: Sequence[Budget]) -> None:
+        order = np.argsort(np.array(ids, dtype=np.str_), kind="stable").tolist()
+        self.ids = [str(ids[at]) for at in order]
+        if len(set(self.ids)) != len(self.ids):
+            raise ValueError("client ids must be different from each other")
+        self.sizes: Ints = np.asarray(sizes, dtype=np.int64)[order] if order else np.zeros(0, dtype=np.int64)
+        self._budgets = [given[at] for at in order]
+
+    @classmethod
+    def of(cls, source: Federation | Cards, group: str, options: Options) -> Roster:
+        """The training (`clients`) or the held-out (`novel`) clients of a federation, or of some cards."""
+        if isinstance(source, Cards):
+            cards = getattr(source, group)
+            return cls([c.id for c in cards], [c.n_train for c in cards], [c.budget for c in cards])
+        ids = getattr(source, group)
+        return cls(ids, _sizes(source, ids), budgets(options.budget, ids, options.seed))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,7 +97,7 @@ class Roster:
         return [self.card(int(able[at])) for at in np.sort(chosen)]
 
 
-def _sizes(federation: Federation, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _sizes(federation: Federation, ids: Sequence[str]) -> Ints:
     """Training samples of every client; at once where the federation knows them without reading."""
     sizes, known = getattr(federation, "sizes", None), getattr(federation, "ids", None)
     if sizes is not None and known is not None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 
 from pfedgate import wire
 from pfedgate.algorithm import Algorithm
@@ -26,7 +27,7 @@ NOVEL = "novel"
 
 
 class ClientError(RuntimeError):
-    """Something failed on a client; says which, when and doing what."""
+    """Something failed on a client; says which, in which round (from 1) and doing what."""
 
     def __init__(self, client: str, round: int, stage: str, reason: str) -> None:
         super().__init__(f"client {client!r}, round {round}, {stage}: {reason}")
@@ -66,7 +67,7 @@ def _named(local: Local, stage: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ClientError(local.card.id, local.round.index, stage, reason) from error
+        raise ClientError(local.card.id, local.round.index + 1, stage, reason) from error
 
 
 def _private(algorithm: Algorithm, got: State, store: Store, local: Local) -> State:
@@ -116,6 +117,7 @@ class Endpoint:
     ) -> None:
         self.algorithm, self.federation, self.store = algorithm, federation, store
         self.device = torch.device(device)
+        self._last: tuple[State, nn.Module] | None = None
 
     def local(self, card: Card, round: Round) -> Local:
         """A client's view of its own data: training and validation part, never the test part."""
@@ -144,6 +146,7 @@ class Endpoint:
             private = _private(self.algorithm, got, self.store, local)
             for point in points:
                 yield self._score(got, private, local, point)
+        self._last = None
 
     def _score(self, got: State, private: State, local: Local, point: str) -> Scored:
         algorithm, card = self.algorithm, local.card
@@ -154,12 +157,21 @@ class Endpoint:
             elif point == NOVEL:
                 private = algorithm.adapt(got, private, local)
             private = algorithm.personalise(got, private, local)
-            model = algorithm.predictor(got, private, card).to(self.device)
+            model = self._model(got, private, card)
             val = evaluate(algorithm.task, model, local.val, local)
             test = self._test(card.id)
             score = evaluate(algorithm.task, model, test, local)
         stats = getattr(model, "stats", None)
-        return Scored(card.id, point, score, val, dict(stats()) if callable(stats) else {})
+        told = {"bytes_down": float(wire.packed_size(got)), **(stats() if callable(stats) else {})}
+        return Scored(card.id, point, score, val, told)
+
+    def _model(self, got: State, private: State, card: Card) -> nn.Module:
+        """The client's predictor. Where it depends on what was got alone, all who got the same share it."""
+        if type(self.algorithm).predictor is not Algorithm.predictor:
+            return self.algorithm.predictor(got, private, card).to(self.device)
+        if self._last is None or self._last[0] is not got:
+            self._last = (got, self.algorithm.predictor(got, private, card).to(self.device))
+        return self._last[1]
 
     def _test(self, client: str) -> Part:
         return self.federation.part(client, "test")

@@ -1,11 +1,11 @@
 """Where private client state lives between rounds: in memory or on disk. Only `serve` touches it.
 
-New states are *pending* until `commit`. On disk that makes a round atomic: pending files carry the number of
-the commit they wait for, the checkpoint names the last commit, and whoever opens the store after a crash
-finishes that one and forgets what came later.
+New states are *pending* until `commit`. On disk that makes a round atomic: pending files lie under the tag of the
+commit they wait for, the checkpoint names the last commit, and whoever opens the store after a crash finishes that
+one and forgets all others.
 
-    private/current/3f/<client>.safetensors     what the last checkpoint left
-    private/pending-12/3f/<client>.safetensors  written since, current once commit 12 is on record
+    private/current/3f/<client>.safetensors          what the last checkpoint left
+    private/pending-12-5e1c/3f/<client>.safetensors  written since, current once commit 12-5e1c is on record
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-import numpy as np
 from safetensors.numpy import save
 from safetensors.torch import load
 
@@ -30,7 +29,7 @@ SHARDS = 256  # directories; 100,000 clients are some 400 files in each
 class Store(Protocol):
     """Private states by client."""
 
-    tag: int  # the number of the commit that pending states wait for
+    tag: str  # of the commit that pending states wait for
 
     def get(self, client: str) -> State | None:
         """The newest state of a client; None if it has none."""
@@ -54,7 +53,7 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self.tag = 0
+        self.tag = "memory"
         self._states: dict[str, State] = {}
 
     def get(self, client: str) -> State | None:
@@ -68,7 +67,6 @@ class MemoryStore:
 
     def commit(self) -> None:
         """Nothing to do: a run without a folder cannot be resumed."""
-        self.tag += 1
 
     def clients(self) -> list[str]:
         """Clients that have a state, sorted."""
@@ -78,24 +76,23 @@ class MemoryStore:
 class DiskStore:
     """States as safetensors files, replaced atomically; memory does not grow with the number of clients."""
 
-    def __init__(self, root: str | Path, tag: int = 0, *, sync: bool = False) -> None:
-        self.root, self.tag, self.sync = Path(root), tag, sync
+    def __init__(self, root: str | Path, tag: str | None = None, *, sync: bool = False) -> None:
+        self.root, self.sync = Path(root), sync
+        self.tag = _next_tag(None) if tag is None else tag
 
     @classmethod
-    def recover(cls, root: str | Path, committed: int, *, sync: bool = False) -> DiskStore:
-        """Open after a crash: finish commit number `committed`, drop what is pending after it.
+    def recover(cls, root: str | Path, committed: str | None, *, sync: bool = False) -> DiskStore:
+        """Open after a crash: finish the commit with this tag, drop everything else that is pending.
 
-        `committed` is -1 if nothing was ever committed.
+        `committed` is None if nothing was ever committed.
         """
         store = cls(root, committed, sync=sync)
-        if committed >= 0:
+        if committed is not None:
             store.commit()
-        else:
-            store.tag = 0
+        elif store.root.exists():
+            shutil.rmtree(store.root)
         for path in store.root.glob("pending-*"):
-            shutil.rmtree(path)
-        if committed < 0 and (store.root / "current").exists():
-            shutil.rmtree(store.root / "current")
+            shutil.rmtree(path, ignore_errors=True)
         return store
 
     def _file(self, client: str) -> Path:
@@ -126,8 +123,8 @@ class DiskStore:
                 for file in os.scandir(shard.path):
                     if not file.name.endswith(".new"):
                         os.replace(file.path, current / shard.name / file.name)
-            shutil.rmtree(pending)
-        self.tag += 1
+            shutil.rmtree(pending, ignore_errors=True)
+        self.tag = _next_tag(self.tag)
 
     def clients(self) -> list[str]:
         """Clients that have a state, sorted."""
@@ -159,9 +156,16 @@ class TemporaryStore(DiskStore):
         super().__init__(self._folder.name)
 
 
+def _next_tag(tag: str | None) -> str:
+    # The second half is new with every process that opens a store: a worker that outlives a killed run for a
+    # moment writes where nobody looks any more.
+    number = 0 if tag is None else int(tag.partition("-")[0]) + 1
+    return f"{number}-{os.urandom(4).hex()}"
+
+
 def pack_file(state: State, metadata: dict[str, str] | None = None) -> bytes:
     """A State, and some text, as the bytes of a safetensors file."""
-    return save({name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in state.items()}, metadata)
+    return save({name: value.detach().cpu().contiguous().numpy() for name, value in state.items()}, metadata)
 
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = False) -> None:

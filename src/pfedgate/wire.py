@@ -21,7 +21,6 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import save
@@ -56,7 +55,7 @@ def pack(state: State) -> bytes:
     for name, value in state.items():
         if value.dtype in FORBIDDEN:
             raise WireError(f"{name!r} is {value.dtype}: send float32 or float16")
-    return save({name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in state.items()})
+    return save({name: value.detach().cpu().contiguous().numpy() for name, value in state.items()})
 
 
 def unpack(body: bytes) -> State:

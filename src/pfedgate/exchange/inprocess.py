@@ -31,8 +31,9 @@ class InProcess(Endpoint):
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
         """One training round through bytes."""
         for cards in chunks:
-            sent = [wire.pack(self.algorithm.send(server, card, round)) for card in cards]
-            gots = [wire.unpack(message) for message in sent]
+            states = [self.algorithm.send(server, card, round) for card in cards]
+            sent = [wire.pack(state) if state else b"" for state in states]
+            gots = [wire.unpack(message) if message else {} for message in sent]
             locals = [self.local(card, round) for card in cards]
             updates = serve_many(self.algorithm, gots, self.store, locals)
             for card, down, update in zip(cards, sent, updates, strict=True):
@@ -40,4 +41,5 @@ class InProcess(Endpoint):
                 if self.tap is not None:
                     self.tap(card.id, "down", down)
                     self.tap(card.id, "up", up)
-                yield Reply(card, wire.decode(up).update, len(down), len(up))
+                sent_nothing = not update.shared  # an empty State is not sent at all
+                yield Reply(card, wire.decode(up).update, len(down), 0 if sent_nothing else len(up))

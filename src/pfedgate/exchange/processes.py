@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from pfedgate import wire
 from pfedgate.algorithm import Algorithm
 from pfedgate.local import Score
+from pfedgate.metrics import peak_bytes
 from pfedgate.serve import ClientError, Endpoint, Reply, Scored
 from pfedgate.store import DiskStore, Store, pack_file, write_atomically
 from pfedgate.types import Card, Federation, Round, State
@@ -55,6 +56,7 @@ class Processes:
         if not isinstance(store, DiskStore):
             raise TypeError("worker processes need a DiskStore: they share private states through files")
         self.store, self._serial = store, 0
+        self.peak_bytes = 0  # the most any worker ever held
         self._folder = Path(tempfile.mkdtemp(prefix="pfedgate-", dir=_memory()))
         share = getattr(federation, "share", None)
         if share is not None:
@@ -78,7 +80,8 @@ class Processes:
         """One training round; replies in the order of the cards."""
         for card, kind, number, message in self._ask("train", server, round, list(chunks), ()):
             assert kind == UPDATE
-            yield Reply(card, wire.decode(message).update, number, len(message))
+            update = wire.decode(message).update
+            yield Reply(card, update, number, len(message) if update.shared else 0)
 
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores in the order of the cards."""
@@ -123,6 +126,7 @@ class Processes:
                     index = self._pipes.index(ready)  # type: ignore[arg-type]
                     kind, number, place, down, message = self._hear(index)
                     if kind == DONE:
+                        self.peak_bytes = max(self.peak_bytes, down)
                         busy[index] -= 1
                         finished.add(number)
                     else:
@@ -226,4 +230,4 @@ def _do(pipe: Connection, endpoint: Endpoint, job: Job) -> None:
                 told[part] = list(told[part].values())
             head = _HEAD.pack(SCORE, job["number"], places[scored.client], 0)
             pipe.send_bytes(head + json.dumps(told).encode())
-    pipe.send_bytes(_HEAD.pack(DONE, job["number"], 0, 0))
+    pipe.send_bytes(_HEAD.pack(DONE, job["number"], 0, peak_bytes()))
