@@ -1,0 +1,27 @@
+"""The same algorithms on many machines, over Flower.
+
+    settings    [deploy] of a recipe: deadlines and quorum
+    parcels     what a message carries: text and bytes, nothing else
+    grid        the server's exchange: who is there, ask, wait no longer than the deadline, check, hand on
+    node        a node's side: its data, its private states in its own folder, its answers
+    flower      ServerApp and ClientApp made of these
+    local       a whole fleet on this machine;  certs: keys and certificates;  init: a ready app
+
+Flower is an extra: this package imports without it, and says what to install when it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+HINT = "Flower is not installed: pip install 'pfedgate[flower]' (or flwr==1.41.0)"
+
+
+class FlowerMissing(ImportError):
+    """Something needs the extra `flower`."""
+
+
+def need_flower() -> None:
+    """Fail with what to install, if Flower is not there."""
+    if importlib.util.find_spec("flwr") is None:
+        raise FlowerMissing(HINT)
