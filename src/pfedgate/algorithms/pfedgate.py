@@ -128,6 +128,21 @@ class PFedGate(Algorithm):
         personal.load(got, inside("gate/", private), self._budget(card))
         return personal.copy()
 
+    def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
+        """What this client's gate makes of its training data, for reports; see `pfedgate.gates`."""
+        personal = self.predictor(got, self.personalise(got, private, local), local.card)
+        assert isinstance(personal, Personal)
+        gated = personal.gated
+        with torch.no_grad():
+            chosen, _ = gated.select(local.prepare(local.train.x[:512]))  # more would hardly move a mean
+        return {
+            "blocks": [block.name for block in gated.plan.blocks],
+            "kept": chosen.kept,
+            "weights": chosen.weights.numpy(),
+            "importance": chosen.importance.numpy(),
+            "density": chosen.density,
+        }
+
     def check(self, got: State, update: Update) -> str | None:
         """Block ids in range and unique, as many values as they need; buffers as sent."""
         return fault_in_tiles(update.shared, self._tiles) or super().check(got, Update(_rest(update), update.weight))
