@@ -282,4 +282,5 @@ def _budget(value: Any) -> Any:
             split = str(key).isdigit() and isinstance(inner, Mapping) and all(str(name).isdigit() for name in inner)
             whole.update({f"{key}.{name}": v for name, v in inner.items()} if split else {str(key): inner})
         return whole
-    return value
+    # A list as TOML would read it back, so that a resumed run finds the same.
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,164 @@
+"""`run`, `resume` and `compare`: everything that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pfedgate import config, experiment, runfolder
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
+from pfedgate.cli.outcome import learnt, table, where
+from pfedgate.config import Recipe, RecipeError
+from pfedgate.progress import Progress
+from pfedgate.runfolder import Run
+
+RUNS = Path("runs")
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; by default a new one under runs/.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the resolved recipe as TOML and stop.")]
+
+
+@app.command()
+@command
+def run(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML file; without one: pFedGate on digits.")] = None,
+    set: Settings = None,
+    out_dir: Out = None,
+    data_dir: DataDir = None,
+    show: Show = False,
+    debug: Debug = False,
+) -> None:
+    """Train one method on one data set, as a recipe says."""
+    chosen = config.resolve(recipe, *_over(set, data_dir))
+    if show:
+        out().print(chosen.toml(), markup=False, highlight=False, soft_wrap=True, end="")
+        return
+    folder = runfolder.create(out_dir or runfolder.free(RUNS, _title(chosen)), chosen)
+    _train(folder)
+    _report([folder])
+
+
+@app.command()
+@command
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Train up to this round instead.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with what was interrupted; the result is the same, bit for bit, as without the interruption."""
+    runs = runfolder.load_all(folder)
+    for found in runs:
+        if rounds is not None:
+            runfolder.extend(found, rounds)
+        if not found.finished:
+            _train(found, again=folder)
+    _report(runs)
+
+
+@app.command(name="compare")
+@command
+def compare(
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD... [RECIPE.TOML]",
+            help="Algorithms, and optionally a recipe. A method may bring settings of its own: "
+            "pfedgate:clients.budget=0.3,gate_lr=0.5",
+        ),
+    ],
+    set: Settings = None,
+    out_dir: Out = None,
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Train several methods on the same data and print one table."""
+    recipes = [name for name in methods if name.endswith(".toml")]
+    if len(recipes) > 1:
+        raise RecipeError(f"a comparison has one recipe, got {' and '.join(recipes)}")
+    names = [name for name in methods if not name.endswith(".toml")]
+    if not names:
+        raise RecipeError("name the methods to compare, such as: pfedgate compare pfedgate fedavg")
+    base, over = (recipes[0] if recipes else None), _over(set, data_dir)
+    plans = {_label(name): _method(base, over, name) for name in names}
+    if len(plans) < len(names):
+        raise RecipeError(f"the same method twice in {' '.join(names)}")
+    first = next(iter(plans.values()))
+    folder = out_dir or runfolder.free(RUNS, f"compare-{first.data.name}")
+    runs = runfolder.create_comparison(folder, plans)
+    for found in runs:
+        _train(found, again=folder)
+    _report(runs, folder)
+
+
+def _over(given: Sequence[str] | None, data_dir: Path | None) -> list[Mapping[str, Any]]:
+    layers = [config.settings(given or [])]
+    return [{"data": {"data_dir": str(data_dir)}}, *layers] if data_dir else layers
+
+
+def _method(recipe: str | None, over: Sequence[Mapping[str, Any]], method: str) -> Recipe:
+    """The recipe for one method of a comparison; `name:key=value,section.key=value` sets what is its own."""
+    name, _, own = method.partition(":")
+    settings = [text for text in _split(own) if text]
+    return config.resolve(recipe, {"algorithm": name}, *over, config.settings(settings, section="algorithm"))
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas, except those within brackets.
+
+    >>> _split("gate_lr=0.5,clients.budget=[1, 0.5]")
+    ['gate_lr=0.5', 'clients.budget=[1, 0.5]']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _label(method: str) -> str:
+    """A method as the name of a folder.
+
+    >>> _label("pfedgate:clients.budget=0.3")
+    'pfedgate-budget=0.3'
+    """
+    name, _, own = method.partition(":")
+    told = [text.rpartition("=") for text in _split(own) if text]
+    parts = [name, *(f"{key.rpartition('.')[2]}={value}" for key, _, value in told)]
+    return "-".join("".join(c if c.isalnum() or c in "._=" else "_" for c in part) for part in parts)
+
+
+def _title(recipe: Recipe) -> str:
+    return f"{recipe.data.name}-{recipe.algorithm.name}"
+
+
+def _train(found: Run, again: Path | None = None) -> None:
+    """Run or go on, with progress; Ctrl-C leaves a folder that can be resumed and says so."""
+    recipe = found.recipe
+    console = err()
+    try:
+        with Progress(f"{recipe.data.name} · {found.name if again else recipe.algorithm.name}", console) as progress:
+            experiment.resume(found.path, callbacks=[progress])
+    except KeyboardInterrupt:
+        kept = len(found.metrics)
+        console.print(
+            f"\nStopped; {kept} of {recipe.train.rounds} rounds are kept. "
+            f"Go on with: pfedgate resume {again or found.path}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(130) from None
+
+
+def _report(runs: Sequence[Run], folder: Path | None = None) -> None:
+    console = out()
+    if len(runs) > 1:
+        console.print(table(runs))
+    else:
+        console.print(learnt(runs[0]), highlight=False, soft_wrap=True)
+    console.print(where(runs, folder), highlight=False, soft_wrap=True)
