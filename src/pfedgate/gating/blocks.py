@@ -1,6 +1,6 @@
 """Splitters: how a model's parameters become the L blocks that a gate weighs and a budget keeps or drops.
 
-`unit` (default)  whole output units with their bias and norm; what is dropped is not computed, nor read by the next layer
+`unit` (default)  whole output units with their bias and norm; what is dropped is neither computed nor read
 `head`            attention heads and the hidden neurons of feed-forward layers; everything else is always kept
 `channel`         the inputs that a layer reads
 `flat`            the paper's operator-free rule: every tensor, flattened, in B pieces (cannot be skipped, only masked)
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 from pfedgate.names import unknown
 
 from .layout import Parts, Space, is_dense
-from .trace import Network, Policy, analyse
+from .network import Network, Policy
+from .trace import analyse
 
 SPLITTERS = ("unit", "head", "channel", "flat")
 _UNITS = frozenset({"conv", "linear", "embedding", "parameter", "heads", "attention", "recurrent"})
@@ -140,10 +142,19 @@ def split_model(
         found = tuple(b for name, shape in shapes.items() for b in _flat(name, shape, blocks, smallest))
         return Split(found, _owners(found, shapes), None, {}, {})
     network = analyse(model, example, _policy(how, keep_output))
+    if network.program is not None and not network.spaces:
+        network = Network(None, reason=_nothing_to_skip(network))
     if network.program is None:
+        if how != "unit":
+            raise ValueError(f"split={how!r} is not possible: {network.reason}. Use split='unit' or 'flat'")
         found = tuple(_by_module(model, blocks, smallest, keep_output))
         return Split(found, _owners(found, shapes), network, {}, {})
     return _by_space(network, shapes, how, blocks, smallest, output_blocks)
+
+
+def _nothing_to_skip(network: Network) -> str:
+    places = "; ".join(f"{place}: {why}" for place, why in network.notes[:3])
+    return "no units were found that can be skipped" + (f" ({places})" if places else "")
 
 
 def _flat(name: str, shape: tuple[int, ...], blocks: int, smallest: float) -> Iterable[Block]:
@@ -152,7 +163,7 @@ def _flat(name: str, shape: tuple[int, ...], blocks: int, smallest: float) -> It
     first = int(size * smallest)
     step = max(1, -(-(size - first) // max(blocks - 1, 1)))
     edges = sorted({0, first, *range(first, size, step), size})
-    for i, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(edges)):
         yield Block(f"{name}/{i}", (Piece(name, start, stop, axis=None),), keep=i == 0 and first > 0)
 
 
@@ -170,7 +181,7 @@ def _by_module(model: nn.Module, blocks: int, smallest: float, keep_output: bool
             continue
         plan = cut(heights.pop(), blocks, smallest)
         edges = [0, *(plan.first + plan.step * i for i in range(plan.count + 1))]
-        for i, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+        for i, (start, stop) in enumerate(pairwise(edges)):
             pieces = tuple(Piece(n, start, stop, 0 if shape else None) for n, shape in own.items())
             yield Block(f"{layer}/{i}", pieces, keep=i == 0)
 
@@ -191,11 +202,21 @@ def _by_space(
         place = info.producers[0][1]
         found.extend(Block(f"{place}/{i}", (), keep=i == 0) for i in range(cuts[space].count + 1))
     owners: dict[str, Owner] = {}
+
+    def whole(name: str) -> int:
+        """The block of what is never dropped of a layer."""
+        layer = name.rpartition(".")[0] or name
+        number = next((i for i, b in enumerate(found) if b.name == layer), len(found))
+        if number == len(found):
+            found.append(Block(layer, (), keep=True))
+        return number
+
     for name, shape in shapes.items():
         axes = network.axes.get(name, {})
         axis = _owner_axis(axes, network.reads.get(name), how)
         if axis is not None:
-            owners[name] = Owner(axis, axis_blocks(axes[axis], cuts, first_block))
+            block = axis_blocks(axes[axis], cuts, first_block)
+            owners[name] = Owner(axis, np.where(block < 0, whole(name), block) if (block < 0).any() else block)
         elif name in network.outputs and shape:
             # The output layer is kept whole, but weighed finely: much of personalisation is here.
             key = f"{name.rpartition('.')[0] or name} outputs"
@@ -205,11 +226,7 @@ def _by_space(
                 found.extend(Block(f"{key}/{i}", (), keep=True) for i in range(number))
             owners[name] = Owner(0, start + np.arange(shape[0]) * number // shape[0])
         else:
-            whole = name.rpartition(".")[0] or name
-            number = next((i for i, b in enumerate(found) if b.name == whole), len(found))
-            if number == len(found):
-                found.append(Block(whole, (), keep=True))
-            owners[name] = Owner(0 if shape else None, np.full(shape[:1] or (1,), number))
+            owners[name] = Owner(0 if shape else None, np.full(shape[:1] or (1,), whole(name)))
     pieces: list[list[Piece]] = [[] for _ in found]
     for name, owner in owners.items():
         for number, start, stop in _runs(owner.block):
@@ -240,7 +257,7 @@ def axis_blocks(parts: Parts, cuts: Mapping[int, Cut], first_block: Mapping[int,
 
 def _runs(block: npt.NDArray[np.int64]) -> Iterable[tuple[int, int, int]]:
     edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         yield int(block[start]), start, stop
 
 

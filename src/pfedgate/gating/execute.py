@@ -6,24 +6,21 @@ zero, `sliced` gathers the live part of each parameter, runs smaller layers, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from .layout import Layout, Parts
-from .plan import BlockPlan, Live
+from .live import Live, compensation
+from .network import Arguments, Ref
+from .plan import BlockPlan
 
-Fetch = Callable[[str, Live], Tensor]
-
-
-def compensation(how: str, share: float) -> float:
-    """What a weight is divided by when only `share` of its inputs are live, so that sums keep their size."""
-    return {"share": share, "sqrt": math.sqrt(share), "none": 1.0}[how]
+Fetch = Callable[[str, nn.Parameter], Tensor]  # the live entries of a parameter
 
 
 def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
@@ -39,84 +36,121 @@ def paste(parameter: Tensor, name: str, live: Live, values: Tensor) -> None:
     """Write live entries back, in place; the rest stays bit for bit what it was."""
     lacking = {axis: live.index(parts, parameter.device) for axis, parts in live.axes(name)}
     if not lacking:
-        parameter.copy_(values)
+        if parameter.data_ptr() != values.data_ptr():
+            parameter.copy_(values)
     elif len(lacking) == 1:
         ((axis, index),) = lacking.items()
         assert index is not None
         parameter.index_copy_(axis, index, values)
     else:
-        first, second = sorted(lacking)
-        a, b = lacking[first], lacking[second]
-        assert a is not None and b is not None and (first, second) == (0, 1)
+        a, b = lacking.get(0), lacking.get(1)
+        assert a is not None and b is not None and len(lacking) == 2
         parameter[a[:, None], b] = values
 
 
-class Sliced:
-    """One forward pass on live units: the `run` that the rules in `rules.py` and `layers.py` talk to."""
+class Program:
+    """A plan's program, bound to one model: what does not change from batch to batch is looked up once."""
 
-    def __init__(self, model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: str, fetch: Fetch) -> None:
-        self.model, self.plan, self.live, self.weights, self.how = model, plan, live, weights, how
-        self._fetch, self._parameters = fetch, {}  # type: ignore[var-annotated]
-        self.device = weights.device
+    def __init__(self, model: nn.Module, plan: BlockPlan, how: str) -> None:
+        assert plan.network is not None and plan.network.program is not None
+        self.model, self.plan, self.how = model, plan, how
+        self.steps, self.constants = plan.network.program, plan.network.constants
+        self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+        # Parameters may be replaced in their modules (load_state_dict with assign), so homes are kept, not parameters.
+        self.homes: dict[str, tuple[dict[str, nn.Parameter | None], str]] = {}
+        for name in plan.shapes:
+            place, _, local = name.rpartition(".")
+            self.homes[name] = (self.modules[place]._parameters, local)
+        self.modal = any(s.train != s.evaluate for s in self.steps)
+        self._adapted: dict[str, dict[str, str]] = {}
+        self._together: dict[tuple[str, str], bool] = {}
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """A parameter of the model, by name."""
+        home, local = self.homes[name]
+        found = home[local]
+        assert found is not None
+        return found
+
+    def mixed(self) -> bool:
+        """Whether some submodules train while others evaluate, in a forward whose steps depend on it."""
+        return self.modal and any(m.training != self.model.training for m in self.modules.values())
+
+    def adapted(self, place: str) -> dict[str, str]:
+        """Names of a submodule's parameters: its own -> those of the whole model."""
+        if place not in self._adapted:
+            known = {id(self.parameter(name)): name for name in self.homes}
+            own = self.modules[place].named_parameters()
+            self._adapted[place] = {local: known[id(p)] for local, p in own}
+        return self._adapted[place]
+
+    def together(self, weight: str, bias: str | None) -> bool:
+        """Whether a linear layer's rows and its bias lie in the same blocks, so that its result can be scaled."""
+        key = (weight, bias or "")
+        if key not in self._together:
+            owners = self.plan.owners
+            same = bias is None or np.array_equal(owners[weight].block, owners[bias].block)
+            self._together[key] = owners[weight].axis == 0 and same
+        return self._together[key]
+
+
+class Sliced:
+    """One forward pass on live units: the `run` that the rules talk to."""
+
+    def __init__(self, program: Program, live: Live, weights: Tensor, fetch: Fetch) -> None:
+        self.program, self.live, self.device = program, live, weights.device
+        self._fetch = fetch
+        self._parameters: dict[str, Tensor] = {}
+        scales = live.scales(program.how, self.device)
+        self._divisors, self._scales = scales.divisors, scales.of(weights)
 
     # -- what rules ask for
-    def module(self, place: str) -> nn.Module:
-        return self.model.get_submodule(place)
+    def module(self, place: str) -> Any:
+        return self.program.modules[place]
 
     def index(self, parts: Parts) -> Tensor | None:
         return self.live.index(parts, self.device)
 
     def parameter(self, name: str) -> Tensor:
-        if name not in self._parameters:
-            self._parameters[name] = self._fetch(name, self.live)
-        found: Tensor = self._parameters[name]
+        """The live entries of a parameter, not yet adapted."""
+        found = self._parameters.get(name)
+        if found is None:
+            found = self._parameters[name] = self._fetch(name, self.program.parameter(name))
         return found
-
-    def scale(self, name: str, ndim: int) -> Tensor:
-        """M' of each live entry along the axis that blocks are cut on, ready to be multiplied with it."""
-        axis = self.plan.owners[name].axis or 0
-        scale = self.weights.index_select(0, self.live.rows(name, self.device))
-        divisor = compensation(self.how, self.live.share_read(name))
-        if divisor != 1.0:
-            scale = scale / divisor
-        return scale.view([-1 if i == axis else 1 for i in range(ndim)])
 
     def weight(self, name: str) -> Tensor:
         """A parameter cut to its live entries and adapted."""
         parameter = self.parameter(name)
-        return parameter * self.scale(name, parameter.ndim)
+        axis, ndim = self.program.plan.owners[name].axis or 0, parameter.ndim
+        scale = self._scales[name].to(parameter.dtype)
+        return parameter * (scale if ndim == 1 else scale.view([-1 if i == axis else 1 for i in range(ndim)]))
 
     def optional(self, name: str | None) -> Tensor | None:
         return None if name is None else self.weight(name)
 
     def linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor:
         """A linear layer. With fewer rows than inputs, scaling what it writes is cheaper than scaling weights."""
-        own = self.plan.owners[weight].axis == 0
         w = self.parameter(weight)
-        if not own or x.numel() >= w.shape[1] * w.shape[1]:
+        if x.numel() >= w.shape[1] * w.shape[1] or not self.program.together(weight, bias):
             return F.linear(x, self.weight(weight), self.optional(bias))
-        scale = self.scale(weight, 1)
+        scale = self._scales[weight].to(w.dtype)
         if bias is None:
             return F.linear(x, w) * scale
-        divisor = compensation(self.how, self.live.share_read(weight))
-        b = self.parameter(bias)
-        return F.linear(x, w, b * divisor if divisor != 1.0 else b) * scale
+        b, divisor = self.parameter(bias), self._divisors[weight]
+        return F.linear(x, w, b if divisor == 1.0 else b * divisor) * scale
 
     def constant(self, place: str) -> Tensor:
-        """A buffer of the model, or a constant that the forward made."""
+        """A buffer of the model, or a tensor that the forward makes."""
+        if place in self.program.constants:
+            return self.program.constants[place].to(self.device)
         owner, _, name = place.rpartition(".")
-        found: Any = getattr(self.model.get_submodule(owner), name, None)
-        if found is None:
-            assert self.plan.network is not None
-            found = self.plan.network.constants[place]
-        tensor: Tensor = found
-        return tensor
+        found: Tensor = getattr(self.module(owner), name)
+        return found
 
     def call(self, place: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any other module, with its parameters adapted."""
         module = self.module(place)
-        known = {id(p): n for n, p in self.model.named_parameters()}
-        adapted = {local: self.weight(known[id(p)]) for local, p in module.named_parameters()}
+        adapted = {local: self.weight(name) for local, name in self.program.adapted(place).items()}
         return functional_call(module, adapted, args, kwargs) if adapted else module(*args, **kwargs)
 
     def pick(self, x: Tensor, layout: Layout) -> Tensor:
@@ -132,50 +166,56 @@ class Sliced:
         shape = [layout.length if i == layout.axis else n for i, n in enumerate(x.shape)]
         return x.new_zeros(shape).index_copy(layout.axis, index, x)
 
-    def restore_all(self, value: Any, layouts: Any) -> Any:
+    def _restore_all(self, value: Any, layouts: Any) -> Any:
         if isinstance(layouts, Layout):
             return self.restore(value, layouts)
         if isinstance(layouts, tuple):
-            return tuple(self.restore_all(v, held) for v, held in zip(value, layouts, strict=True))
+            return tuple(self._restore_all(v, held) for v, held in zip(value, layouts, strict=True))
         return value
 
     # -- the pass
     def __call__(self, x: Tensor) -> Any:
-        assert self.plan.network is not None and self.plan.network.program is not None
-        values: dict[str, Any] = {}
-        layouts: dict[str, Any] = {}
-        result, given = None, False
-        for step in self.plan.network.program:
-            node = step.train if self.model.training else step.evaluate
-            if node.op == "placeholder":
-                # Further inputs have defaults (checked when the network was analysed).
-                values[node.name], given = (node.args[0] if given else x), True
-                continue
-            load = self._complete(values, layouts) if step.rule.full else (lambda n: values[n.name])
-            args, kwargs = fx.node.map_arg(node.args, load), fx.node.map_arg(node.kwargs, load)
-            result = values[node.name] = step.rule(self, args, kwargs)
-            layouts[node.name] = step.rule.out
-            del args, kwargs
-            for name in step.release:
-                del values[name]
+        values: list[Any] = [None] * len(self.program.steps)
+        training = self.program.model.training
+        values[0] = result = x
+        for step in self.program.steps[1:]:
+            wanted = step.train if training else step.evaluate
+            if wanted.plain:
+                args = tuple([values[a.slot] if type(a) is Ref else a for a in wanted.args])
+                result = step.rule(self, args, wanted.kwargs)
+            else:
+                result = self._call(step.rule, wanted, values)
+            values[step.slot] = result
+            args = ()
+            for slot in step.release:
+                values[slot] = None
         return result
 
-    def _complete(self, values: dict[str, Any], layouts: dict[str, Any]) -> Callable[[fx.Node], Any]:
-        return lambda node: self.restore_all(values[node.name], layouts.get(node.name))
+    def _call(self, rule: Any, wanted: Arguments, values: list[Any]) -> Any:
+        def fill(what: Any) -> Any:
+            if isinstance(what, Ref):
+                value = values[what.slot]
+                return value if what.layouts is None else self._restore_all(value, what.layouts)
+            if isinstance(what, tuple | list):
+                return type(what)(map(fill, what)) if type(what) in (tuple, list) else [fill(w) for w in what]
+            if isinstance(what, dict):
+                return {key: fill(value) for key, value in what.items()}
+            return slice(fill(what.start), fill(what.stop), fill(what.step)) if isinstance(what, slice) else what
+
+        return rule(self, fill(wanted.args), fill(wanted.kwargs))
 
 
 def masked(model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: str, x: Tensor) -> Any:
     """The dense reference: every parameter times its block's M', nothing left out."""
     adapted = {}
     for name, parameter in model.named_parameters():
-        owner = plan.owners[name]
-        block = torch.from_numpy(owner.block).to(weights.device)
-        scale = weights.index_select(0, block)
+        axis = plan.owners[name].axis
+        scale = weights.index_select(0, plan.block_index(name, weights.device))
         divisor = compensation(how, live.share_read(name))
         if divisor != 1.0:
             scale = scale / divisor
-        shape = parameter.shape if owner.axis is None else [-1 if i == owner.axis else 1 for i in range(parameter.ndim)]
-        adapted[name] = parameter * scale.view(shape)
+        shape = parameter.shape if axis is None else [-1 if i == axis else 1 for i in range(parameter.ndim)]
+        adapted[name] = parameter * scale.view(shape).to(parameter.dtype)
     statistics = _statistics(model)
     result = functional_call(model, {**adapted, **{name: copy for name, (copy, _, _) in statistics.items()}}, (x,))
     with torch.no_grad():
@@ -191,10 +231,12 @@ def _statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor, str]]:
     known = {id(p): n for n, p in model.named_parameters()}
     found = {}
     for place, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.affine:
+        if not (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training):
+            continue
+        if (channels := known.get(id(module.weight))) is not None:
             for local in ("running_mean", "running_var"):
                 buffer = getattr(module, local)
                 if buffer is not None:
                     name = f"{place}.{local}" if place else local
-                    found[name] = (buffer.clone(), buffer, known[id(module.weight)])
+                    found[name] = (buffer.clone(), buffer, channels)
     return found

@@ -38,10 +38,12 @@ def dense(length: int) -> Parts:
 
 
 def is_dense(parts: Parts) -> bool:
+    """Whether no position along the axis can be missing."""
     return all(part.space is None for part in parts)
 
 
 def length(parts: Parts) -> int:
+    """Number of positions along an axis."""
     return sum(part.length for part in parts)
 
 
@@ -62,6 +64,11 @@ class Layout:
     def merged(self, trailing: int) -> Layout:
         """The layout after flattening `trailing` positions per unit into the axis."""
         return Layout(self.axis, tuple(Part(p.space, p.units, p.inner * trailing) for p in self.parts))
+
+
+def layout_of(axis: int, parts: Parts) -> Layout | None:
+    """A layout, or None when nothing along the axis can be missing."""
+    return None if is_dense(parts) else Layout(axis, parts)
 
 
 @dataclass

@@ -9,7 +9,7 @@ the live part costs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from torch.optim.sgd import sgd
 from pfedgate.names import unknown
 
 from .execute import cut, paste
+from .live import Live
 
 if TYPE_CHECKING:
-    from .gated import GatedModel
+    from .model import GatedModel
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
@@ -61,28 +62,36 @@ class LiveOptimizer:
             "adamw": lambda p, lr: torch.optim.AdamW(p, lr=lr, betas=betas, eps=eps, weight_decay=0.0),
         }
         self.gate_optimizer = kinds[name](list(gated.parameters_private()), lr if gate_lr is None else gate_lr)
-        gated.leaves = {}
+        gated.leaves, gated.earlier, gated.trained = {}, {}, None
 
     def zero_grad(self) -> None:
-        assert self.gated.leaves is not None
-        self.gated.leaves.clear()
+        """Forget gradients; before or after the forward pass, as with any optimiser."""
+        for leaf in (self.gated.leaves or {}).values():
+            leaf.grad = None
+        self.gated.earlier = {}
         self.gate_optimizer.zero_grad()
         for parameter in self._parameters.values():
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        last = self.gated.last
-        found = self._leaves()
+        """Move what was live in the last pass with gradients, and the gate."""
+        live = self.gated.trained
+        if any(leaf.grad is not None for leaf in self.gated.earlier.values()):
+            raise RuntimeError(
+                "two passes were differentiated before one step, but their blocks differ: step after each"
+            )
+        found = {} if live is None else self._leaves(live)
         leaves = {name: found[name] for name in self._parameters if name in found and found[name].grad is not None}
-        if last is None or not leaves:
+        if live is None or not leaves:
             raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
         if self.clip is not None:
             _clip([leaf.grad for leaf in leaves.values() if leaf.grad is not None], self.clip)
         for name, leaf in leaves.items():
-            self._step_one(name, leaf, last.live)
+            self._step_one(name, leaf, live)
         self.step_gate()
-        self.touched.add(last.kept.tobytes())
+        self.touched.add(live.kept.tobytes())
+        self.gated.leaves, self.gated.trained = {}, None
 
     @torch.no_grad()
     def step_gate(self) -> None:
@@ -91,22 +100,20 @@ class LiveOptimizer:
             _clip([p.grad for p in self.gated.parameters_private() if p.grad is not None], self.clip)
         self.gate_optimizer.step()
 
-    def _leaves(self) -> dict[str, Tensor]:
-        """Live entries with their gradients; under masked execution cut out of the full gradients."""
-        if self.gated.execution != "masked":
-            return self.gated.leaves or {}
-        last = self.gated.last
-        assert last is not None
+    def _leaves(self, live: Live) -> dict[str, Tensor]:
+        """Live entries with their gradients; after masked execution cut out of the full gradients."""
+        if self.gated.leaves:
+            return self.gated.leaves
         cuts = {}
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
-                leaf = cut(parameter.detach(), name, last.live)
+                leaf = cut(parameter.detach(), name, live)
                 leaf = leaf.clone() if leaf.data_ptr() == parameter.data_ptr() else leaf
-                leaf.grad = cut(parameter.grad, name, last.live)
+                leaf.grad = cut(parameter.grad, name, live)
                 cuts[name] = leaf
         return cuts
 
-    def _step_one(self, name: str, leaf: Tensor, live: Any) -> None:
+    def _step_one(self, name: str, leaf: Tensor, live: Live) -> None:
         parameter, grad = self._parameters[name], leaf.grad
         assert grad is not None
         value = leaf.detach()
@@ -139,7 +146,7 @@ class LiveOptimizer:
         return [self.state.setdefault(f"{kind}/{name}", torch.zeros_like(parameter)) for kind in kinds]
 
     def _unowned(
-        self, name: str, parameter: Tensor, slots: list[Tensor], live: Any
+        self, name: str, parameter: Tensor, slots: list[Tensor], live: Live
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
         if live.plan.axes or bool(live.kept.all()):

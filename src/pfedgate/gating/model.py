@@ -1,0 +1,217 @@
+"""`GatedModel`: a module, its private gate, and the adapted sparse model that both run for a batch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from .budget import Budget, Selector
+from .execute import Program, Sliced, cut, masked
+from .gate import Gate, GateOutput
+from .live import Live
+from .optim import LiveOptimizer
+from .plan import BlockPlan
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the last batch was given: I*, M, G and M' (eq. 5-7 of the paper), and what they cost."""
+
+    kept: npt.NDArray[np.bool_]  # I*, over all blocks
+    weights: Tensor  # M
+    importance: Tensor  # G
+    adapted: Tensor  # M', zero for dropped blocks
+    live: Live
+
+    @property
+    def density(self) -> float:
+        """Share of the model's parameters in use, always-kept ones included."""
+        return self.live.density
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Share of the dense model's cost per resource (latency in milliseconds)."""
+        return self.live.cost
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Live units per layer."""
+        return self.live.units
+
+
+class GatedModel(nn.Module):
+    """A module with a gate: `model` is the shared part (theta), `gate` the private one (phi).
+
+    `last` is the last selection (with scope "sample": that of the last sample). After `optimizer()`, gradients of
+    theta go to the optimiser's live copies; without one, to theta itself, as for any module.
+    """
+
+    last: Selection | None
+    trained: Live | None  # what was live in the last pass with gradients
+    leaves: dict[str, Tensor] | None  # live entries of theta, when a LiveOptimizer steps on them
+    earlier: dict[str, Tensor]  # those of the pass before
+    _bound: Program | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gate: Gate,
+        plan: BlockPlan,
+        budget: float | Mapping[str, float | None] | Budget,
+        *,
+        execution: str,
+        compensate: str,
+        straight_through: str,
+    ) -> None:
+        super().__init__()
+        self.model, self.gate = model, gate
+        self.plan, self.execution, self.compensate = plan, execution, compensate
+        self.straight_through = straight_through
+        plan.gate_size, plan.gate_flops = gate.size, 2.0 * gate.fc.weight.numel()
+        self._forget()
+        self.rebudget(budget)
+
+    # -- public
+    def rebudget(self, budget: float | Mapping[str, float | None] | Budget) -> GatedModel:
+        """Bind another budget (the same plan, gate and model); an infeasible one raises here."""
+        self.budget = self.plan.budget(budget)
+        self.selector: Selector = self.plan.selector(self.budget)
+        if self.selector.solver != "everything fits" and self.selector.reachable_masks(2) < 2:
+            warnings.warn(
+                f"under {self.budget} only one selection of blocks is possible, so the gate cannot choose; "
+                "use more blocks per layer (blocks=...), a smaller first block (smallest=...) or another budget",
+                stacklevel=3,
+            )
+        return self
+
+    def parameters_shared(self) -> Iterator[nn.Parameter]:
+        """theta: what clients train together."""
+        return self.model.parameters()
+
+    def parameters_private(self) -> Iterator[nn.Parameter]:
+        """phi: what never leaves the client."""
+        return self.gate.parameters()
+
+    def optimizer(self, name: str = "sgd", *, lr: float, gate_lr: float | None = None, **options: Any) -> LiveOptimizer:
+        """An optimiser that moves live blocks only; see `LiveOptimizer`."""
+        return LiveOptimizer(self, name, lr=lr, gate_lr=gate_lr, **options)
+
+    def explain(self) -> str:
+        """Where execution is not sliced, and why."""
+        network = self.plan.network
+        if network is None:
+            return f"masked execution: {self.plan.how} blocks cut through units, so nothing can be left out"
+        if network.program is None:
+            return f"masked execution: {network.reason}"
+        head = "sliced execution" if self.execution == "sliced" else "masked execution, as asked for; sliced would be"
+        if not network.notes:
+            return f"{head} everywhere: dropped units are never computed"
+        width = max(len(place) for place, _ in network.notes)
+        lines = [f"  {place.ljust(width)}  {reason}" for place, reason in network.notes]
+        return "\n".join([f"{head} everywhere, except at:", *lines])
+
+    def select(self, x: Tensor) -> tuple[Selection, GateOutput]:
+        """Ask the gate about a batch and choose the blocks that fit the budget (the one host copy of a step)."""
+        out = self.gate(x)
+        importance = out.importance.detach().cpu().numpy().astype(np.float64)
+        kept = self.plan.keep.copy()
+        try:
+            kept[self.plan.optional] = self.selector.select(importance[self.plan.optional])
+        except ValueError as error:
+            raise ValueError(
+                f"cannot choose blocks: {error}. The gate's importances must be finite: "
+                "lower the gate's rate, clip its gradient, or look for NaN in the input"
+            ) from error
+        chosen = torch.from_numpy(kept).to(out.weights)
+        # I_ST = I* - sg(G) + G, in an order that leaves kept blocks at exactly 1.
+        through = chosen + (out.importance - out.importance.detach())
+        if self.straight_through == "kept":
+            through = through * chosen
+        selection = Selection(kept, out.weights, out.importance, out.weights * through, self.plan.live(kept))
+        self.last = selection
+        return selection, out
+
+    def forward(self, x: Tensor) -> Any:
+        if x.ndim == 0 or x.shape[0] == 0:
+            raise ValueError("the batch is empty; give at least one sample")
+        if self.gate.config.scope != "sample" or x.shape[0] == 1:
+            return self._forward(x)
+        return _stack([self._forward(x[i : i + 1]) for i in range(x.shape[0])])
+
+    # -- parts
+    def _forward(self, x: Tensor) -> Any:
+        selection, out = self.select(x)
+        live, weights = selection.live, selection.adapted
+        if torch.is_grad_enabled():
+            self.trained = live
+        if self.execution == "masked" or self._program().mixed():
+            y = masked(self.model, self.plan, live, weights, self.compensate, x)
+        else:
+            y = Sliced(self._program(), live, weights, self._fetch(live))(x)
+        return y if out.shift is None else y + out.shift
+
+    def _program(self) -> Program:
+        if self._bound is None or self._bound.model is not self.model:
+            self._bound = Program(self.model, self.plan, self.compensate)
+        return self._bound
+
+    def _fetch(self, live: Live) -> Any:
+        """Where a pass gets the live entries of theta from."""
+        if self.leaves is None or not torch.is_grad_enabled():
+            return lambda name, parameter: cut(parameter, name, live)
+        leaves: dict[str, Tensor] = {}
+        self.earlier, self.leaves = self.leaves, leaves
+
+        def fetch(name: str, parameter: nn.Parameter) -> Tensor:
+            # A leaf of its own: its gradient has the size of what is live, not of the model.
+            leaf = leaves[name] = cut(parameter.detach(), name, live).requires_grad_(parameter.requires_grad)
+            return leaf
+
+        return fetch
+
+    # -- copying
+    def _forget(self) -> None:
+        """Drop what belongs to a pass, not to the model."""
+        self.last = self.trained = self.leaves = self._bound = None
+        self.earlier = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GatedModel:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        state = dict(self.__dict__)
+        for name in ("last", "trained", "leaves", "earlier", "_bound", "selector"):
+            state.pop(name, None)
+        twin.__dict__.update(copy.deepcopy(state, memo))
+        twin._forget()
+        twin.selector = self.selector  # has no state, as the plan
+        return twin
+
+    def __reduce__(self) -> Any:
+        if self.plan.recipe is None:
+            raise TypeError("its plan was not made by pfedgate.gate; save the state_dict() instead")
+        return self.plan.recipe.again, (self.model, self.gate, self.budget, self.training)
+
+    def extra_repr(self) -> str:
+        share = self.gate.size / self.plan.size
+        return f"{len(self.plan.blocks)} {self.plan.how} blocks, {self.execution}, gate {share:.1%} of the model"
+
+
+def _stack(results: list[Any]) -> Any:
+    """Results of single samples as the result of a batch, whatever the model returns."""
+    first = results[0]
+    if isinstance(first, Tensor):
+        return torch.cat(results)
+    if isinstance(first, dict):
+        return {key: _stack([result[key] for result in results]) for key in first}
+    if isinstance(first, tuple | list):
+        parts = [_stack(list(part)) for part in zip(*results, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
