@@ -57,7 +57,8 @@ class Fleet:
         self.grid, self.deploy, self.clock, self.sleep = grid, deploy, clock, sleep
         self.homes: dict[str, int] = {}  # client -> node
         self.told: dict[int, Told] = {}  # what nodes said of themselves
-        self._asked: dict[int, float] = {}  # when a node was last asked in vain
+        self.reasons: dict[int, str] = {}  # why nodes could not
+        self._asked: dict[int, float] = {}  # when a node was last asked
 
     def online(self) -> set[int]:
         """Nodes connected now, as far as Flower knows: it notices a death after about a minute."""
@@ -67,24 +68,23 @@ class Fleet:
         """Wait for the nodes the recipe wants and ask them for their clients."""
         until = self.clock() + self.deploy.start
         while True:
-            reasons = self.call_roll(until - self.clock())
+            self.call_roll(until - self.clock())
             if len(self.told) >= self.deploy.nodes:
                 return Roll.of(self.told)
             if self.clock() >= until:
-                said = "; ".join(f"node {node}: {reason}" for node, reason in reasons.items())
+                said = "; ".join(f"node {node}: {reason}" for node, reason in self.reasons.items())
                 raise QuorumError(
                     f"{len(self.told)} of {self.deploy.nodes} nodes ready after {self.deploy.start:.0f} s "
                     f"({said or 'no other node is connected'}): start nodes, or change deploy.nodes or deploy.start"
                 )
             self.sleep(POLL)
 
-    def call_roll(self, patience: float) -> dict[int, str]:
-        """Ask nodes that have not told their clients yet; returns why some still have not."""
+    def call_roll(self, patience: float) -> None:
+        """Ask nodes that have not told their clients yet."""
         now, online = self.clock(), self.online()
         for node in set(self.told) - online:
             del self.told[node]  # asked anew if it comes back: it may hold other data then
         new = sorted(node for node in online - set(self.told) if now - self._asked.get(node, -math.inf) >= AGAIN)
-        reasons: dict[int, str] = {}
         if new and patience > 0:
             answers = self.ask({node: Parcel({"stage": "roll"}) for node in new}, "query", min(patience, 60.0))
             fresh: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Fleet:
                 try:
                     told = Told.read(_parcel(answers[node]).about)
                 except ParcelError as error:
-                    reasons[node] = str(error)
+                    self.reasons[node] = str(error)
                     log.warning("node %s takes no part: %s", node, error)
                     continue
                 for client in told.ids():
@@ -104,7 +104,7 @@ class Fleet:
                         )
                     self.homes[client] = node  # the newest claim holds: a node that restarted has another id
                 self.told[node] = told
-        return reasons
+                self.reasons.pop(node, None)
 
     def ask(self, parcels: Mapping[int, Parcel], kind: str, deadline: float) -> dict[int, Answer]:
         """One message to each node; an answer or a reason for each of them, within the deadline."""

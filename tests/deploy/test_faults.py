@@ -1,0 +1,240 @@
+"""Nodes that die, come late, repeat themselves or send nonsense: the round goes on with who is left, or says why not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pfedgate import experiment, wire
+from pfedgate.deploy.parcels import Parcel, ParcelError
+from pfedgate.types import Update
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from pfedgate.deploy.grid import QuorumError
+from tests.deploy.test_law import TABLES, deployed, private_states, same
+
+SPOILT = 12  # the node whose answers are spoilt
+
+
+def _changed(answer: Parcel, change: Any) -> Parcel:
+    """The answer with every update in it replaced by what `change` makes of it."""
+    bodies = []
+    for body in answer.bodies:
+        arrived = wire.decode(body)
+        made = change(arrived)
+        bodies.append(made if isinstance(made, bytes) else wire.encode(made, client=arrived.client, round=arrived.round))
+    return Parcel(answer.about, bodies)
+
+
+def _values(change: Any) -> Any:
+    def changed(arrived: wire.Arrived) -> Update:
+        shared = {name: change(name, value.clone()) for name, value in arrived.update.shared.items()}
+        return Update(shared, arrived.update.weight, arrived.update.metrics)
+
+    return changed
+
+
+def _nan(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value.fill_(math.nan) if value.is_floating_point() else value
+
+
+def _wrong_ids(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value + 10_000 if name == "blocks" else value
+
+
+def _same_id(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value.fill_(0) if name == "blocks" else value
+
+
+def _short(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value[:-1] if name == "values" else value
+
+
+def _elsewhere(**what: Any) -> Any:
+    def changed(arrived: wire.Arrived) -> bytes:
+        return wire.encode(arrived.update, **{"client": arrived.client, "round": arrived.round, **what})
+
+    return changed
+
+
+def _silent(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+    """A node that never answers when it is to train."""
+    return [] if node == SPOILT and order.about["stage"] == "train" else [answer]
+
+
+SPOILING = {
+    "NaN": (_values(_nan), "NaN or infinity"),
+    "a wrong shape": (_values(_short), "values for blocks of"),
+    "block ids out of range": (_values(_wrong_ids), "block ids run from"),
+    "a block id twice": (_values(_same_id), "occurs twice"),
+    "another round": (_elsewhere(round=7), "that of round 8"),
+    "another client": (_elsewhere(client="mallory"), "that of client 'mallory'"),
+    "garbage": (lambda arrived: b"\x00" * 500, "starts with"),
+    "a message cut short": (lambda arrived: b"pfg1", "too few"),
+    "no weight": (lambda a: Update(a.update.shared, 0.0, a.update.metrics), "weight is 0.0"),
+}
+GATED = {**TABLES, "algorithm": {"name": "pfedgate"}, "train": {"rounds": 1}, "clients": {"budget": 0.5}}
+
+
+@pytest.mark.parametrize("what", SPOILING)
+def test_an_update_that_cannot_be_one_is_left_out(what: str, tmp_path: Path) -> None:
+    change, reason = SPOILING[what]
+
+    def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+        return [_changed(answer, change) if node == SPOILT and order.about["stage"] == "train" else answer]
+
+    result, _, clock = deployed(tmp_path, GATED, spoil=spoil)
+    record = result.history[0]
+    assert (record["sampled"], record["refused"]) == (6, 2)
+    assert all(reason in refusal for refusal in record["refusals"])
+    assert clock.now == 0  # nobody was waited for
+    assert all(torch.isfinite(value).all() for value in result.server.values())
+    # What is left counts as if the others had been asked alone.
+    quiet, _, _ = deployed(tmp_path / "quiet", GATED, spoil=_silent)
+    assert same(result.server, quiet.server)
+
+
+@pytest.mark.parametrize(
+    "parcel",
+    [
+        Parcel({"clients": "nobody"}),
+        Parcel({}),
+        Parcel({"clients": {}}, [b"x"]),
+        Parcel({"error": "no space left"}),
+        Parcel({"clients": {"0": {"body": 99}, "1": {"body": -1}, "2": {"body": "0"}, "3": 5, "4": {}, "5": None}}),
+    ],
+)
+def test_an_answer_that_is_none_is_left_out(parcel: Parcel, tmp_path: Path) -> None:
+    result, _, _ = deployed(
+        tmp_path, GATED, spoil=lambda n, order, a: [parcel if n == SPOILT and order.about["stage"] != "roll" else a]
+    )
+    assert result.history[0]["refused"] == 2
+    assert len(result.scores) == 4
+
+
+def test_who_is_silent_is_waited_for_until_the_deadline_and_no_longer(tmp_path: Path) -> None:
+    result, _, clock = deployed(tmp_path, {**GATED, "evaluate": {"every": 0}}, spoil=_silent)
+    assert "no answer within 30 s" in result.history[0]["refusals"][0]
+    assert clock.now == 30
+
+
+def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    result, _, _ = deployed(tmp_path, GATED, spoil=lambda node, order, answer: [answer, answer])
+    assert result.history[0]["refused"] == 0
+    assert same(result.server, experiment.run(GATED).server)
+
+
+def test_below_the_quorum_the_run_stops_and_says_what_to_do(tmp_path: Path) -> None:
+    tables = {**GATED, "deploy": {"quorum": 0.9}}
+    with pytest.raises(QuorumError, match=r"4 of 6 clients .* 6 are needed .*go on from the last checkpoint"):
+        deployed(tmp_path, tables, spoil=_silent)
+
+
+def test_no_node_is_an_error_in_time(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match=r"0 of 3 nodes ready after 30 s .*no other node is connected"):
+        deployed(tmp_path, GATED, configs={})
+
+
+def test_a_node_without_data_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    shares = {at: {"partition-id": at, "num-partitions": 3} for at in range(3)}
+    tables = {**GATED, "deploy": {"nodes": 3}}
+    result, grid, _ = deployed(tmp_path, tables, configs={**shares, 9: {"budget": 1.0}})
+    assert result.history[0]["sampled"] == 6
+    told = [parcel.about for node, way, parcel in grid.traffic if node == 9 and way == "up"]
+    assert "was not told where its data is" in told[0]["error"]
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    tables = {
+        "algorithm": {"name": "fedavg"}, "data": {"name": "folder", "path": str(tmp_path)}, "train": {"rounds": 1}
+    }  # fmt: skip
+    with pytest.raises(QuorumError, match="no images under .*empty"):
+        deployed(tmp_path, tables, nodes=1, configs={5: {"data-dir": str(tmp_path / "empty")}})
+
+
+def test_two_nodes_with_one_client_are_refused(tmp_path: Path) -> None:
+    share = {"partition-id": 0, "num-partitions": 3}
+    with pytest.raises(ValueError, match=r"nodes 1 and 2 both hold client .*partition-id"):
+        deployed(tmp_path, GATED, configs={1: share, 2: share})
+
+
+class Stop(Exception):
+    """The server is killed here."""
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_server_that_died_goes_on_to_the_same_result(every: int, tmp_path: Path) -> None:
+    """Killed after the nodes have trained round 3 and before it was on record: they must train it anew from round 2."""
+    tables = {**TABLES, "algorithm": {"name": "pfedgate"}, "train": {"rounds": 4}}
+    tables["run"] = {**TABLES["run"], "checkpoint_every": every}
+    whole, _, _ = deployed(tmp_path / "whole", tables)
+
+    def die(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+        if order.about["stage"] == "train" and order.about["round"]["index"] == 2 and node == 13:
+            raise Stop
+        return [answer]
+
+    with pytest.raises(Stop):
+        deployed(tmp_path / "cut", tables, spoil=die)
+    cut, _, _ = deployed(tmp_path / "cut", tables)
+    assert same(cut.server, whole.server)
+    assert cut.history == whole.history
+    ours, theirs = private_states(tmp_path / "cut"), private_states(tmp_path / "whole")
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[client], theirs[client]) for client in ours)
+
+
+def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path: Path) -> None:
+    deployed(tmp_path, GATED)
+    with pytest.raises(ValueError, match="holds a run of another recipe"):
+        deployed(tmp_path, {**GATED, "train": {"rounds": 2}})
+
+
+def test_a_node_that_is_away_is_not_waited_for_and_may_come_back(tmp_path: Path) -> None:
+    from pfedgate.deploy import flower, settings
+    from pfedgate.deploy.grid import Fleet
+    from tests.deploy.fakes import Clock, FakeGrid
+
+    tables = {**TABLES, "algorithm": {"name": "ditto"}, "train": {"rounds": 4}, "clients": {}, "deploy": {"nodes": 3}}
+    order, clock = settings.read(tables), Clock()
+    grid = FakeGrid(order, {at: {"partition-id": at, "num-partitions": 3, "state-dir": str(tmp_path)} for at in range(3)})
+
+    def spoil(node: int, sent: Parcel, answer: Parcel) -> list[Parcel]:
+        at = sent.about.get("round", {}).get("index")
+        if at == 0 and node == 0:
+            grid.gone.add(2)  # from round 2 on
+        if at == 2 and node == 0:
+            grid.gone.clear()
+            grid.configs[7] = grid.configs.pop(2)  # restarted without a key of its own: another id
+        return [answer]
+
+    grid.spoil = spoil
+    result = flower.serve(grid, order, fleet=Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep))
+    assert [record["refused"] for record in result.history] == [0, 2, 2, 0]
+    assert "not connected" in result.history[1]["refusals"][0]
+    assert clock.now == 0
+
+
+def test_a_parcel_is_read_with_care() -> None:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from pfedgate.deploy.parcels import from_records, to_records
+
+    parcel = Parcel({"a": 1.5}, [b"", b"xyz"])
+    assert from_records(to_records(parcel)) == Parcel({"a": 1.5}, [b"", b"xyz"])
+    floats = ArrayRecord({"0": Array(torch.ones(2).numpy())})
+    for records in (
+        RecordDict(),
+        RecordDict({"about": ConfigRecord({"json": "["})}),
+        RecordDict({"about": ConfigRecord({"json": "[]"})}),
+        RecordDict({"about": ConfigRecord({"json": "{}"}), "bodies": floats}),
+    ):
+        with pytest.raises(ParcelError):
+            from_records(records)

@@ -1,0 +1,99 @@
+"""The law: a run over a grid leaves the very bits that a run in one process leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pfedgate import algorithms, experiment
+from pfedgate.deploy import settings
+from pfedgate.store import DiskStore
+from pfedgate.types import State
+from tests.deploy.fakes import Clock, FakeGrid
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from pfedgate.deploy import flower, state
+from pfedgate.deploy.grid import Fleet
+
+# Six clients on three nodes, of which some are held out; a budget that differs from client to client.
+TABLES: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 6, "samples": 300},
+    "model": {"name": "mlp", "hidden": [96]},
+    "train": {"rounds": 2},
+    "clients": {"fraction": 0.75, "budget": {"0.5": 0.5, "1.0": 0.5}, "novel": 0.34},
+    "run": {"stack": 0, "workers": 1},
+}
+
+
+def deployed(
+    folder: Path, tables: dict[str, Any], *, nodes: int = 3, spoil: Any = None, configs: Any = None, **given: Any
+) -> tuple[Any, FakeGrid, Clock]:
+    """A run over a fake grid whose nodes keep their states under `folder`."""
+    order = settings.read({**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}})
+    shares = {11 + at: {"partition-id": at, "num-partitions": nodes} for at in range(nodes)}
+    configs = {node: {**own, "state-dir": str(folder / "state")} for node, own in (shares if configs is None else configs).items()}
+    grid, clock = FakeGrid(order, configs, spoil, **given), Clock()
+    fleet = Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep)
+    return flower.serve(grid, order, str(folder / "run"), fleet=fleet), grid, clock
+
+
+def same(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
+    found: dict[str, State] = {}
+    for experiment_folder in (folder / "state").iterdir():
+        for at in range(nodes):
+            store: DiskStore = state.current(folder / "state", experiment_folder.name, f"{at}-of-{nodes}")
+            for client in store.clients():
+                kept = store.get(client)
+                assert kept is not None
+                found[client] = kept
+    return found
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -> None:
+    tables = {**TABLES, "algorithm": {"name": name}}
+    there, grid, _ = deployed(tmp_path, tables)
+    here = experiment.run(tables)
+    assert same(there.server, here.server)
+    assert there.history == here.history
+    assert (there.scores, there.novel) == (here.scores, here.novel)
+    assert here.store is not None
+    kept = private_states(tmp_path)
+    assert sorted(kept) == here.store.clients()
+    assert all(same(kept[client], here.store.get(client) or {}) for client in kept)
+
+
+def test_private_states_are_in_no_message(tmp_path: Path) -> None:
+    _, grid, _ = deployed(tmp_path, {**TABLES, "algorithm": {"name": "pfedgate"}})
+    kept = private_states(tmp_path)
+    needles = [
+        value.numpy().tobytes() for s in kept.values() for value in s.values() if value.numel() > 3 and value.any()
+    ]
+    assert len(needles) > 4
+    sent = b"".join(body for _, _, parcel in grid.traffic for body in parcel.bodies)
+    assert len(sent) > 10_000
+    assert not [needle for needle in needles if needle in sent]
+
+
+def test_a_node_brings_its_own_budget(tmp_path: Path) -> None:
+    configs = {
+        at: {"partition-id": at, "num-partitions": 3, **({"budget": 0.4} if at == 1 else {})} for at in range(3)
+    }
+    _, grid, _ = deployed(tmp_path, {**TABLES, "clients": {}, "algorithm": {"name": "fedavg"}}, configs=configs)
+    cards = {
+        job["card"]["id"]: (node, job["card"]["budget"])
+        for node, way, parcel in grid.traffic
+        if way == "down"
+        for job in parcel.about.get("jobs", ())
+    }
+    assert len(cards) == 6
+    assert {budget for node, budget in cards.values() if node == 1} == {0.4}
+    assert {budget for node, budget in cards.values() if node != 1} == {1.0}
