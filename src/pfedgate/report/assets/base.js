@@ -1,0 +1,164 @@
+"use strict";
+// Drawing by hand: SVG elements, scales, ticks, one tooltip, charts that redraw when their width or the theme changes.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+const hidden = new Set(); // runs switched off, in all charts at once
+const charts = [];
+
+function s(tag, attributes, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+function h(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const colour = (at) => ink("c" + (at % 10));
+
+function ticks(low, high, wanted) {
+  if (!(high > low)) return [low];
+  const raw = (high - low) / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= raw - 1e-12);
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(+(at * step).toPrecision(12));
+  return found;
+}
+const percent = (value) => (100 * value).toFixed(Math.abs(value) < 0.0995 ? 2 : 1) + " %";
+const wholePercent = (value) => +(100 * value).toFixed(1) + " %";
+const points = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(100 * value).toFixed(1);
+const plain = (value) => String(+value.toPrecision(3)).replace("-", "−");
+function scaled(value, unit) {
+  let at = 0;
+  const prefixes = ["", "k", "M", "G", "T", "P"];
+  while (Math.abs(value) >= 999.5 && at < 5) { value /= 1000; at++; }
+  return +value.toPrecision(3) + " " + prefixes[at] + unit;
+}
+const bytes = (value) => scaled(value, "B");
+function clock(seconds) {
+  if (seconds < 90) return +seconds.toPrecision(3) + " s";
+  return seconds < 5400 ? +(seconds / 60).toPrecision(3) + " min" : +(seconds / 3600).toPrecision(3) + " h";
+}
+
+const tip = h("div", { id: "tip", role: "status" });
+function showTip(event, head, rows) {
+  tip.replaceChildren();
+  if (head) tip.append(h("div", {}, h("b", {}, head)));
+  for (const row of rows) {
+    const key = row.colour ? h("span", { class: "key", style: `background:${row.colour}` }) : null;
+    tip.append(h("div", { class: "row" }, key, h("span", {}, row.name), h("b", {}, row.text)));
+  }
+  tip.classList.add("on");
+  const box = tip.getBoundingClientRect();
+  let left = event.clientX + 14, top = event.clientY + 14;
+  if (left + box.width > innerWidth - 6) left = Math.max(6, event.clientX - box.width - 14);
+  if (top + box.height > innerHeight - 6) top = Math.max(6, event.clientY - box.height - 14);
+  tip.style.left = left + "px";
+  tip.style.top = top + "px";
+}
+const hideTip = () => tip.classList.remove("on");
+addEventListener("scroll", hideTip, { passive: true });
+
+// A chart: name, title, caption (text or function), tools (nodes), legend (runs), height(width), draw(svg, width, height).
+function chart(spec) {
+  const plot = h("div", { class: "plot" }), legend = h("div", { class: "legend" }), caption = h("figcaption");
+  const save = h("button", { class: "small", title: "Save this picture as SVG", onclick: () => download(item) }, "SVG");
+  const head = h("header", {}, h("h3", {}, spec.title), h("div", { class: "tools" }, ...(spec.tools || [])), save);
+  const figure = h("figure", { class: "card " + (spec.size || ""), "data-chart": spec.name }, head, legend, plot, caption);
+  const item = { figure, width: 0, svg: null, spec };
+  item.redraw = () => {
+    const width = Math.floor(plot.clientWidth);
+    if (!width) return;
+    item.width = width;
+    const height = spec.height(width);
+    item.svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": spec.title });
+    spec.draw(item.svg, width, height);
+    plot.replaceChildren(item.svg);
+    drawLegend(legend, spec);
+    const text = typeof spec.caption === "function" ? spec.caption() : spec.caption;
+    caption.textContent = text || "";
+    caption.hidden = !text;
+    figure.dataset.drawn = item.svg.childElementCount > 0 ? "true" : "false";
+  };
+  new ResizeObserver(() => { if (Math.floor(plot.clientWidth) !== item.width) item.redraw(); }).observe(plot);
+  charts.push(item);
+  return item;
+}
+const redrawAll = () => charts.forEach((item) => item.redraw());
+
+function drawLegend(box, spec) {
+  const shown = spec.legend ? spec.legend() : [];
+  box.hidden = !shown.length || RUNS.length < 2;
+  const focused = [...box.children].indexOf(document.activeElement);
+  box.replaceChildren(...shown.map((at) => h(
+    "button",
+    {
+      "aria-pressed": String(!hidden.has(at)), "data-run": DATA.runs[at].label, title: "Show or hide",
+      onclick: () => { hidden.has(at) ? hidden.delete(at) : hidden.add(at); hideTip(); redrawAll(); },
+    },
+    h("span", { class: "key", style: `background:${colour(at)}` }), DATA.runs[at].label,
+  )));
+  if (focused >= 0 && box.children[focused]) box.children[focused].focus();
+}
+
+function download(item) {
+  const copy = item.svg.cloneNode(true);
+  copy.setAttribute("xmlns", SVG);
+  copy.setAttribute("width", item.width);
+  copy.setAttribute("font-family", "Helvetica, Arial, sans-serif");
+  const link = h("a", { download: item.spec.name + ".svg" });
+  link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function switcher(options, chosen, change, label) {
+  const box = h("span", { class: "switch", role: "group", "aria-label": label });
+  const buttons = options.map(([value, text]) => h("button", {
+    "aria-pressed": String(value === chosen), "data-value": value,
+    onclick: () => { buttons.forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === value))); change(value); },
+  }, text));
+  box.append(...buttons);
+  return box;
+}
+function chooser(options, chosen, change, label) {
+  const box = h("select", { "aria-label": label, onchange: () => change(box.value) });
+  for (const [value, text] of options) box.append(h("option", { value, ...(value === chosen ? { selected: "" } : {}) }, text));
+  return box;
+}
+
+const text = (x, y, content, more) => s("text", { x, y, "font-size": 12, fill: ink("soft"), ...more }, content);
+
+// Axes of a plot; returns scales. The y axis names its ticks, the x axis also what it counts.
+function axes(svg, box, x, y) {
+  const X = (v) => box.left + ((v - x.low) / (x.high - x.low || 1)) * (box.right - box.left);
+  const Y = (v) => box.bottom - ((v - y.low) / (y.high - y.low || 1)) * (box.bottom - box.top);
+  const layer = s("g", { "data-part": "axes" });
+  for (const tick of y.ticks || ticks(y.low, y.high, Math.max(3, (box.bottom - box.top) / 52))) {
+    layer.append(s("line", { x1: box.left, x2: box.right, y1: Y(tick), y2: Y(tick), stroke: ink("grid") }));
+    layer.append(text(box.left - 8, Y(tick) + 4, y.show(tick), { "text-anchor": "end" }));
+  }
+  for (const tick of x.ticks || ticks(x.low, x.high, Math.max(2, (box.right - box.left) / 88))) {
+    layer.append(s("line", { x1: X(tick), x2: X(tick), y1: box.bottom, y2: box.bottom + 5, stroke: ink("faint") }));
+    layer.append(text(X(tick), box.bottom + 19, x.show(tick), { "text-anchor": "middle" }));
+  }
+  layer.append(s("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, stroke: ink("faint") }));
+  if (x.title) layer.append(text((box.left + box.right) / 2, box.bottom + 37, x.title, { "text-anchor": "middle" }));
+  svg.append(layer);
+  return { X, Y };
+}
+function extent(values, least) {
+  const known = values.filter((v) => v !== null && v !== undefined && isFinite(v));
+  if (!known.length) return [0, 1];
+  let low = Math.min(...known), high = Math.max(...known);
+  if (high - low < least) { const middle = (low + high) / 2; low = middle - least / 2; high = middle + least / 2; }
+  return [low, high];
+}
+const empty = (svg, width, height, why) => svg.append(text(width / 2, height / 2, why, { "text-anchor": "middle", fill: ink("faint") }));

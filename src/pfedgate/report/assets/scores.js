@@ -1,0 +1,150 @@
+// Sections about scores: summary, curves, clients, cost.
+const RUNS = DATA.runs;
+const everyRun = RUNS.map((_, at) => at);
+const METRICS = { accuracy: "accuracy", bottom_decile: "bottom decile", loss: "loss" };
+let metric = "accuracy";
+
+function section(id, title, lead, ...content) {
+  const shown = content.filter(Boolean);
+  if (!shown.length) return;
+  document.querySelector("main").append(h("section", { id }, h("h2", {}, title), lead ? h("p", { class: "lead" }, lead) : null, ...shown));
+  document.querySelector("nav").append(h("a", { href: "#" + id }, title));
+}
+const grid = (...cards) => { const shown = cards.filter(Boolean); return shown.length ? h("div", { class: "grid" }, ...shown) : null; };
+const draw = (spec) => chart(spec).figure;
+
+function copies(table) {
+  const said = h("span", { role: "status" });
+  const copy = (content, name) => async () => {
+    try { await navigator.clipboard.writeText(content); } catch {
+      // Without the clipboard interface (an old browser, a page without focus): select and copy.
+      const area = h("textarea", {}); area.value = content; document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
+    }
+    said.textContent = name + " copied";
+    setTimeout(() => { said.textContent = ""; }, 2500);
+  };
+  const formats = [["latex", "LaTeX"], ["markdown", "Markdown"], ["csv", "CSV"]];
+  return h("div", { class: "copies" }, "Copy as", ...formats.map(([key, name]) => h("button", { class: "small", "data-copy": key, onclick: copy(table[key], name) }, name)), said);
+}
+function tableOf(table, keys, words) {
+  const head = h("tr", {}, h("th", { scope: "col" }, table.first), ...table.head.map((c) => h("th", { scope: "col", title: c.why }, c.title)));
+  const rows = table.rows.map((row, at) => h("tr", {},
+    h("td", {}, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, row.name),
+    ...row.cells.map((cell) => h("td", cell.best ? { class: "best", title: "best" } : {}, cell.best ? h("span", {}, cell.text) : cell.text))));
+  return h("div", { class: "scroll" }, h("table", words ? { class: "words" } : {}, h("thead", {}, head), h("tbody", {}, ...rows)));
+}
+
+// What the numbers say, in four tiles.
+function tiles() {
+  const pick = (key, better) => {
+    const known = RUNS.map((run, at) => [run.summary[key], at]).filter(([v]) => v !== null && v !== undefined);
+    return known.length ? known.reduce((a, b) => (better(b[0], a[0]) ? b : a)) : null;
+  };
+  const more = (a, b) => a > b, less = (a, b) => a < b, base = DATA.baseline === null ? null : RUNS[DATA.baseline];
+  const against = (key, at, how) => {
+    if (!base || DATA.baseline === at || !base.summary[key]) return "";
+    return how === "points" ? `, ${points(RUNS[at].summary[key] - base.summary[key])} points to ${base.label}` : `, ${(RUNS[at].summary[key] / base.summary[key]).toFixed(2)} of ${base.label}`;
+  };
+  const several = RUNS.length > 1;
+  const made = [
+    [several ? "Best accuracy" : "Accuracy", "accuracy", more, percent, "points"],
+    [several ? "Best bottom decile" : "Bottom decile", "bottom_decile", more, percent, "points"],
+    [several ? "Smallest upload" : "Uploaded", "bytes_up", less, bytes, "share"],
+    [several ? "Least compute" : "Compute", "flops", less, (v) => scaled(v, "FLOP"), "share"],
+  ];
+  return grid(...made.map(([what, key, better, show, how]) => {
+    const found = pick(key, better);
+    if (!found) return null;
+    const who = h("div", { class: "who" }, h("span", { class: "key", style: `background:var(--c${found[1] % 10})` }), h("span", {}, RUNS[found[1]].label + against(key, found[1], how)));
+    return h("div", { class: "card tile quarter" }, h("div", { class: "what" }, what), h("div", { class: "value" }, show(found[0])), who);
+  }));
+}
+
+function curve(name, title, key, x, size, height) {
+  return draw({
+    name, title, size, height, legend: () => (size ? [] : everyRun),
+    tools: size ? [] : [switcher(Object.entries(METRICS), metric, (value) => { metric = value; redrawAll(); }, "what is shown")],
+    draw: (svg, width, tall) => {
+      const share = metric !== "loss";
+      const series = RUNS.map((run, at) => ({ run: at, label: run.label, colour: colour(at), x: run.curves[key], y: run.curves[metric] }));
+      lines(svg, width, tall, series, x, { show: share ? wholePercent : plain, tip: share ? percent : plain, floor: 0, ceiling: share ? 1 : Infinity, least: 0.01 });
+    },
+  });
+}
+const big = (width) => (width < 520 ? 280 : 360), small = (width) => (width < 520 ? 240 : 270);
+
+function sortedClients() {
+  if (!RUNS.some((run) => run.clients.length)) return null;
+  return draw({
+    name: "clients-sorted", title: "Accuracy of every client, worst first", legend: () => everyRun.filter((at) => RUNS[at].clients.length), height: big,
+    caption: "Each run sorted on its own. Rings: the bottom decile, the client at the worst tenth; shaded: those below it.",
+    draw: (svg, width, height) => {
+      const series = RUNS.map((run, at) => {
+        const order = run.clients.filter((c) => c.accuracy !== undefined).sort((a, b) => a.accuracy - b.accuracy), n = order.length;
+        return {
+          run: at, label: run.label, colour: colour(at), x: order.map((_, i) => i + 1), y: order.map((c) => c.accuracy),
+          marks: n ? [Math.floor(n / 10)] : [], told: (i) => "client " + order[i].client,
+        };
+      }).filter((line) => line.x.length);
+      const most = Math.max(...series.map((line) => line.x.length));
+      lines(svg, width, height, series, {
+        title: "clients, by accuracy", show: (v) => String(v), tip: (v) => `client ${v} of ${most} from below`, ticks: ticks(1, most, Math.min(10, most)).filter(Number.isInteger),
+        before: (to, box, X) => to.append(s("rect", { x: box.left, y: box.top, width: Math.max(0, X(Math.floor(most / 10) + 1) - box.left), height: box.bottom - box.top, fill: ink("mark"), opacity: 0.1 })),
+      }, { show: wholePercent, tip: percent, floor: 0, ceiling: 1.005, least: 0.02 });
+    },
+  });
+}
+
+function clientDifferences() {
+  if (DATA.baseline === null) return null;
+  const others = everyRun.filter((at) => at !== DATA.baseline && RUNS[at].clients.length), base = RUNS[DATA.baseline];
+  if (!others.length || !base.clients.length) return null;
+  let chosen = others[0];
+  const pairs = () => {
+    const theirs = new Map(base.clients.map((c) => [c.client, c.accuracy]));
+    const worst = [...theirs.values()].sort((a, b) => a - b)[Math.floor(theirs.size / 10)];
+    return RUNS[chosen].clients.filter((c) => theirs.has(c.client))
+      .map((c) => ({ id: c.client, own: c.accuracy, base: theirs.get(c.client), by: c.accuracy - theirs.get(c.client), low: theirs.get(c.client) <= worst }))
+      .sort((a, b) => a.by - b.by || (a.id < b.id ? -1 : 1));
+  };
+  const item = chart({
+    name: "clients-difference", title: `Difference to ${base.label}, client by client`, height: big,
+    tools: others.length > 1 ? [chooser(others.map((at) => [String(at), RUNS[at].label]), String(chosen), (v) => { chosen = +v; item.redraw(); }, "run")] : [],
+    caption: () => {
+      const found = pairs(), up = found.filter((p) => p.by > 0).length, down = found.filter((p) => p.by < 0).length;
+      const mean = found.reduce((a, p) => a + p.by, 0) / found.length;
+      return `${RUNS[chosen].label}: ${up} clients better, ${down} worse, ${found.length - up - down} equal; ${points(mean)} points on average over clients. Triangles: the bottom decile of ${base.label}.`;
+    },
+    draw: (svg, width, height) => {
+      const found = pairs(), [low, high] = extent([0, ...found.map((p) => p.by)], 0.02), pad = (high - low) * 0.08;
+      const box = { left: 54, right: width - 10, top: 8, bottom: height - 52 }, step = (box.right - box.left) / found.length;
+      const { Y } = axes(svg, box, { low: 0, high: 1, ticks: [], show: String }, { low: low - pad, high: high + pad, show: (v) => points(v).replace(/\.0$/, "") });
+      const bar = Math.max(1, Math.min(26, step * 0.72));
+      found.forEach((p, i) => {
+        const x = box.left + (i + 0.5) * step, top = Math.min(Y(0), Y(p.by));
+        svg.append(s("rect", { x: x - bar / 2, y: top, width: bar, height: Math.max(1.5, Math.abs(Y(p.by) - Y(0))), rx: Math.min(2, bar / 3), fill: p.by < 0 ? ink("bad") : p.by > 0 ? colour(chosen) : ink("faint"), "data-client": p.id }));
+        if (p.low) { const t = Math.max(2.5, Math.min(5, step / 2)); svg.append(s("path", { d: `M${x - t},${box.bottom + 9 + t}L${x + t},${box.bottom + 9 + t}L${x},${box.bottom + 9 - t}Z`, fill: ink("mark") })); }
+        if (step >= 19) svg.append(text(x, box.bottom + 28, p.id.length > 4 ? p.id.slice(0, 3) + "…" : p.id, { "text-anchor": "middle", "font-size": 10.5 }));
+      });
+      svg.append(s("line", { x1: box.left, x2: box.right, y1: Y(0), y2: Y(0), stroke: ink("soft") }));
+      svg.append(text(box.right, box.bottom + 46, "clients, by difference; points of accuracy", { "text-anchor": "end", "font-size": 11 }));
+      hover(svg, { ...box, bottom: height }, (event, px) => {
+        const p = found[Math.max(0, Math.min(found.length - 1, Math.floor((px - box.left) / step)))];
+        showTip(event, "client " + p.id + (p.low ? " (bottom decile of " + base.label + ")" : ""), [
+          { colour: colour(chosen), name: RUNS[chosen].label, text: percent(p.own) }, { colour: colour(DATA.baseline), name: base.label, text: percent(p.base) }, { name: "difference", text: points(p.by) + " points" },
+        ]);
+      });
+    },
+  });
+  return item.figure;
+}
+
+function costs(name, title, key, show, size, caption) {
+  const having = everyRun.filter((at) => (RUNS[at].training[key] || []).some((v) => v !== null && v !== undefined));
+  if (!having.length) return null;
+  return draw({
+    name, title, size, height: small, legend: () => having, caption,
+    draw: (svg, width, height) => lines(svg, width, height, having.map((at) => ({ run: at, label: RUNS[at].label, colour: colour(at), x: RUNS[at].training.round, y: RUNS[at].training[key] })),
+      { title: "round", show: String, tip: (v) => "round " + v }, { show, least: key === "bytes_up" ? 1 : 0.05, floor: 0, low: key === "bytes_up" ? 0 : undefined }),
+  });
+}

@@ -1,0 +1,213 @@
+"""Everything a report shows, gathered from run folders into one dictionary of plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pfedgate import __version__, runfolder
+from pfedgate.names import unknown
+from pfedgate.report import tables
+from pfedgate.report.gates import gates_of, partition_of
+from pfedgate.runfolder import Run
+
+CURVES = ("accuracy", "bottom_decile", "loss", "spread", "val_accuracy")
+TRAINING = ("density", "q", "loss", "bytes_up", "bytes_down")
+Content = dict[str, Any]
+
+
+def open_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs in some folders; a comparison counts as the runs it holds, the same run twice as one."""
+    if not paths:
+        raise ValueError("name at least one run folder")
+    found = {run.path.resolve(): run for path in paths for run in runfolder.load_all(path)}
+    empty = [str(run.path) for run in found.values() if not run.metrics]
+    if empty:
+        raise ValueError(f"no round is finished in {', '.join(empty)}; wait for the first one, or leave the folder out")
+    return list(found.values())
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """What runs are called: the folder's name, with as many parents as tell them apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    depth = 1
+    while len({p[-depth:] for p in parts}) < len(parts):
+        depth += 1
+    return ["/".join(p[-depth:]) for p in parts]
+
+
+def choose_baseline(baseline: str | None, labels: Sequence[str], algorithms: Sequence[str]) -> int | None:
+    """The run that clients are compared with: by label, by algorithm; by default the first FedAvg, if any.
+
+    >>> choose_baseline(None, ["a", "b"], ["pfedgate", "fedavg"]), choose_baseline("a", ["a", "b"], ["x", "y"])
+    (1, 0)
+    """
+    names = [*labels, *algorithms]
+    if baseline is not None:
+        if baseline not in names:
+            raise ValueError(unknown("baseline", baseline, sorted(set(names))))
+        return names.index(baseline) % len(labels)
+    if len(labels) < 2:
+        return None
+    return algorithms.index("fedavg") if "fedavg" in algorithms else len(labels) - 1
+
+
+def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | None = None) -> Content:
+    """All of a report's content. What cannot be had (no data here, no gates) is left out, with the reason."""
+    labels = labels_of(runs)
+    algorithms = [run.recipe.algorithm.name for run in runs]
+    compared = choose_baseline(baseline, labels, algorithms)
+    told = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
+    partitions: list[Content] = []
+    for run, entry in zip(runs, told, strict=True):
+        entry["partition"] = _index(partitions, partition_of(run))
+    first = runs[0].recipe
+    names = {entry["data"] for entry in told}
+    return rounded(
+        {
+            "title": title or f"{' and '.join(sorted(names))}: {_listed(algorithms)}",
+            "subtitle": f"{first.model.name}, {told[0]['clients_total']} clients, {told[0]['rounds']} rounds",
+            "made": time.strftime("%Y-%m-%d %H:%M"),
+            "version": __version__,
+            "baseline": compared,
+            "runs": told,
+            "partitions": partitions,
+            "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}),
+            "clients": client_table(told),
+            "differences": differences(runs, labels),
+        }
+    )
+
+
+def _run(run: Run, label: str) -> Content:
+    recipe, records = run.recipe, run.metrics
+    summary = run.summary or _so_far(run)
+    rows = run.clients
+    return {
+        "label": label,
+        "path": str(run.path),
+        "algorithm": recipe.algorithm.name,
+        "data": recipe.data.name,
+        "model": recipe.model.name,
+        "finished": run.finished,
+        "rounds": len(records),
+        "planned": recipe.train.rounds,
+        "summary": summary,
+        "clients_total": summary.get("clients") or 0,
+        "curves": curves(run),
+        "training": {
+            "round": [r["round"] for r in records],
+            **{name: [r.get(name) for r in records] for name in TRAINING if any(name in r for r in records)},
+        },
+        "clients": [_client(row) for row in rows if row["point"] == "after_broadcast"],
+        "novel": [_client(row) for row in rows if row["point"] == "novel"],
+        "gates": gates_of(run),
+        "config": recipe.toml(comments=False),
+        "environment": run.environments if (run.path / runfolder.ENVIRONMENT).exists() else [],
+    }
+
+
+def _client(row: Mapping[str, Any]) -> Content:
+    kept = ("client", "accuracy", "loss", "n_test", "density", "training_bytes_up", "training_q")
+    return {name: row[name] for name in kept if row.get(name) is not None}
+
+
+def curves(run: Run) -> Content:
+    """Scores at evaluated rounds, with all bytes and seconds of training spent until then."""
+    spent = {"bytes": 0.0, "bytes_up": 0.0, "seconds": 0.0}
+    seconds = {line["round"]: line["seconds"] for line in run.timing}
+    found: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
+    for record in run.metrics:
+        up, down = record.get("bytes_up") or 0, record.get("bytes_down") or 0
+        spent["bytes"] += up + down
+        spent["bytes_up"] += up
+        spent["seconds"] += seconds.get(record["round"], 0.0)
+        if "after_broadcast" in record:
+            found["round"].append(record["round"])
+            for name, value in spent.items():
+                found[name].append(value)
+            for name in CURVES:
+                found[name].append(record["after_broadcast"].get(name))
+    return found
+
+
+def _so_far(run: Run) -> Content:
+    """The summary of a run that has not ended."""
+    from pfedgate import metrics
+
+    return {**metrics.overall(run.metrics), "seconds": run.seconds}
+
+
+def client_table(told: Sequence[Content]) -> Content:
+    """Accuracy of every client under every run, ready to copy."""
+    names = sorted({row["client"] for entry in told for row in entry["clients"]})
+    by_run = [{row["client"]: row.get("accuracy") for row in entry["clients"]} for entry in told]
+    rows = []
+    for name in names:
+        values = [accuracies.get(name) for accuracies in by_run]
+        known = [value for value in values if value is not None]
+        cells = [
+            {
+                "text": "–" if value is None else f"{100 * value:.2f}",
+                "value": value,
+                "best": len(set(known)) > 1 and value == max(known),
+            }
+            for value in values
+        ]
+        rows.append({"name": name, "cells": cells})
+    head = [{"title": entry["label"], "why": "test accuracy, %"} for entry in told]
+    return tables.with_copies({"head": head, "rows": rows, "first": "client"}) if rows else {}
+
+
+def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
+    """Settings in which the runs differ."""
+    settings = [
+        {f"{section}.{key}": value for section, values in run.recipe.tables().items() for key, value in values.items()}
+        for run in runs
+    ]
+    # An option that only some methods have is no difference between runs, but one between methods.
+    names = [name for name in settings[0] if all(name in setting for setting in settings)]
+    rows = []
+    for name in names:
+        values = [setting[name] for setting in settings]
+        if any(value != values[0] for value in values):
+            shown = [json.dumps(value, ensure_ascii=False) for value in values]
+            cells = [{"text": text, "value": text, "best": False} for text in shown]
+            rows.append({"name": name, "cells": cells})
+    head = [{"title": label, "why": ""} for label in labels]
+    return tables.with_copies({"head": head, "rows": rows, "first": "setting"}) if rows else {}
+
+
+def _index(known: list[Content], item: Content | None) -> int | None:
+    if item is None:
+        return None
+    if item not in known:
+        known.append(item)
+    return known.index(item)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a row.
+
+    >>> _listed(["a", "b", "a", "c"])
+    'a, b and c'
+    """
+    once = list(dict.fromkeys(names))
+    return once[0] if len(once) == 1 else f"{', '.join(once[:-1])} and {once[-1]}"
+
+
+def rounded(value: Any) -> Any:
+    """Five digits are more than a picture shows; what JSON does not have becomes None.
+
+    >>> rounded({"a": [0.123456789, float("nan"), 12345678.0]})
+    {'a': [0.12346, None, 12346000.0]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,155 @@
+"""What a report says of gates and data: rebuilt from a run's folder, its recipe and, where it is here, its data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pfedgate import experiment, gates
+from pfedgate.config import GIVEN
+from pfedgate.gates import Seen
+from pfedgate.runfolder import Run
+
+MOST_CLIENTS = 200
+Content = dict[str, Any]
+
+
+def gates_of(run: Run) -> Content | None:
+    """The gates of a run: what they decide now, how that came about, and which are alike. None if it has none."""
+    lines = _lines(run)
+    seen, reason = _now(run)
+    if seen:
+        content = _final(seen)
+        content["tree"] = tree([s.gate for s in seen]) if len(seen) > 2 else None
+    elif lines:
+        last = lines[-1]
+        content = {"blocks": last["blocks"], "clients": list(last["kept"]), "kept": list(last["kept"].values())}
+        content |= {"weights": None, "importance": None, "tree": None}
+    else:
+        return None
+    content["layers"] = [{"name": name, "blocks": at} for name, at in gates.layers_of(content["blocks"]).items()]
+    content["rounds"] = [line["round"] for line in lines]
+    content["over_rounds"] = _over_rounds(lines)
+    content["changes"] = _changes(lines)
+    content["reason"] = reason
+    return content
+
+
+def _lines(run: Run) -> list[Content]:
+    path = run.path / gates.FILE
+    if not path.exists():
+        return []
+    # The last line may be half written: the run may still be going.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+
+
+def _now(run: Run) -> tuple[list[Seen], str]:
+    """Decisions of the last checkpoint's gates; or none, and why."""
+    recipe = run.recipe
+    if GIVEN in (recipe.data.name, recipe.model.name):
+        return [], "data or model was a Python object"
+    if not hasattr(experiment.algorithms.get(recipe.algorithm.name), "inspect"):
+        return [], "this method has no gates"
+    try:
+        plan = experiment.plan(recipe)
+        server, store = run.server(), run.store()
+    except (OSError, ImportError, ValueError, KeyError) as error:
+        return [], f"{type(error).__name__}: {error}"
+    done = len(run.metrics)
+    return list(gates.look(plan.algorithm, plan.federation, server, store, plan.options, done)), ""
+
+
+def _final(seen: Sequence[Seen]) -> Content:
+    return {
+        "blocks": list(seen[0].blocks),
+        "clients": [s.client for s in seen],
+        "kept": ["".join("01"[int(bit)] for bit in s.kept) for s in seen],
+        "weights": [_short(s.weights) for s in seen],
+        "importance": [_short(s.importance) for s in seen],
+        "density": [s.density for s in seen],
+    }
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.3g}") for value in values]
+
+
+def _over_rounds(lines: Sequence[Content]) -> Content:
+    """{layer: {"M": {"quantiles": [per round], "histogram": [per round], "top": …}, "G": …}}."""
+    if not lines:
+        return {}
+    return {
+        layer: {
+            path: {
+                "quantiles": [line["layers"][layer][path]["quantiles"] for line in lines],
+                "histogram": [line["layers"][layer][path]["histogram"] for line in lines],
+                "top": lines[0]["layers"][layer][path]["top"],
+            }
+            for path in ("M", "G")
+        }
+        for layer in lines[0]["layers"]
+    }
+
+
+def _changes(lines: Sequence[Content]) -> list[Content]:
+    """How much masks differ between clients, and from the evaluation before: mean shares of blocks."""
+    found, before = [], {}
+    for line in lines:
+        masks = {client: np.array([bit == "1" for bit in bits]) for client, bits in line["kept"].items()}
+        stacked = np.stack(list(masks.values())).astype(np.float64)
+        share = stacked.mean(0)
+        pairs = len(stacked) / max(1, len(stacked) - 1)
+        moved = [float((mask != before[client]).mean()) for client, mask in masks.items() if client in before]
+        found.append(
+            {
+                "round": line["round"],
+                "between": float((2 * share * (1 - share)).mean() * pairs),
+                "moved": float(np.mean(moved)) if moved else None,
+            }
+        )
+        before = masks
+    return found
+
+
+def tree(vectors: Sequence[Any]) -> Content:
+    """Ward's clustering of the gates' parameters, as coordinates of a dendrogram."""
+    from scipy.cluster import hierarchy
+
+    links = hierarchy.linkage(np.stack(list(vectors)), method="ward")
+    drawn = hierarchy.dendrogram(links, no_plot=True)
+    return {
+        "leaves": [int(leaf) for leaf in drawn["leaves"]],
+        # scipy puts leaf i at 10 i + 5; here at i.
+        "across": [[(x - 5) / 10 for x in xs] for xs in drawn["icoord"]],
+        "height": [list(map(float, ys)) for ys in drawn["dcoord"]],
+    }
+
+
+def partition_of(run: Run) -> Content | None:
+    """Samples per client and class, if the data can be had here."""
+    recipe = run.recipe
+    if recipe.data.name == GIVEN:
+        return None
+    try:
+        federation = experiment.catalogue.federation(
+            recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
+        )
+        counts = federation.histogram()
+    except (OSError, ImportError, ValueError, KeyError):
+        return None
+    names = federation.class_names or [str(label) for label in range(federation.classes)]
+    ids, novel = list(federation.ids[:MOST_CLIENTS]), set(federation.novel)
+    about = federation.about
+    return {
+        "name": federation.name,
+        "how": str(about.get("partition", "given")),
+        "alpha": about.get("alpha"),
+        "clients": ids,
+        "all_clients": len(federation.ids),
+        "novel": [client in novel for client in ids],
+        "classes": [str(name) for name in names],
+        "counts": counts[: len(ids)].tolist(),
+    }

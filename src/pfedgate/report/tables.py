@@ -1,0 +1,143 @@
+"""Tables of a report, and the same for a paper: LaTeX, Markdown, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pfedgate.progress import clock, scaled, size
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of every run."""
+
+    key: str
+    title: str
+    show: Callable[[float], str]
+    best: Callable[[Sequence[float]], float] | None  # max, min, or None: nothing to win
+    why: str  # what it is, in a few words
+
+
+COLUMNS = (
+    Column("accuracy", "accuracy, %", _percent, max, "mean over clients, weighted by test samples, last round"),
+    Column("bottom_decile", "bottom decile, %", _percent, max, "accuracy of the client at the worst tenth"),
+    Column("spread", "spread, %", _percent, min, "standard deviation over clients"),
+    Column("best_accuracy", "best on validation, %", _percent, max, "test accuracy in the round best on validation"),
+    Column("accuracy_after_local", "after local, %", _percent, max, "after a further local epoch"),
+    Column("novel", "novel clients, %", _percent, max, "clients never seen in training"),
+    Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
+    Column("density", "density", "{:.3f}".format, min, "share of the model's parameters in use at prediction"),
+    Column("q_training", "q", "{:.3f}".format, min, "share of the model uploaded, mean over rounds"),
+    Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised"),
+    Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised"),
+    Column("flops", "compute", lambda value: scaled(value, "FLOP"), min, "local training, all clients and rounds"),
+    Column("seconds", "time", clock, min, "wall clock of training, evaluation not counted"),
+)
+USUAL = {"density": 1.0}  # a method that says nothing uses the whole model
+
+
+def numbers(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """A run's numbers by column."""
+    found = {**summary, "novel": (summary.get("novel") or {}).get("accuracy")}
+    return {column.key: found.get(column.key) for column in COLUMNS}
+
+
+def summarise(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+    """The table of all runs: cells as text, whether each is the best of its column, and the same to copy."""
+    shown = [c for c in COLUMNS if any(row.get(c.key) is not None for row in rows.values())]
+    filled = {
+        name: {c.key: USUAL.get(c.key) if row.get(c.key) is None else row[c.key] for c in shown}
+        for name, row in rows.items()
+    }
+    lines = []
+    for name, row in filled.items():
+        cells = []
+        for column in shown:
+            value = row[column.key]
+            known = [other[column.key] for other in filled.values() if other[column.key] is not None]
+            best = column.best is not None and len(known) > 1 and len(set(known)) > 1
+            cells.append(
+                {
+                    "text": "–" if value is None else column.show(value),
+                    "value": value,
+                    "best": bool(best and column.best and value == column.best(known)),  # type: ignore[arg-type]
+                }
+            )
+        lines.append({"name": name, "cells": cells})
+    head = [{"title": c.title, "why": c.why} for c in shown]
+    return with_copies({"head": head, "rows": lines, "first": "run"})
+
+
+def with_copies(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with itself as LaTeX, Markdown and CSV."""
+    return {**table, "latex": latex(table), "markdown": markdown(table), "csv": as_csv(table)}
+
+
+def latex(table: Mapping[str, Any]) -> str:
+    r"""A booktabs table, best values bold.
+
+    >>> print(latex({"first": "run", "head": [{"title": "acc, %"}],
+    ...              "rows": [{"name": "a_b", "cells": [{"text": "90", "value": 0.9, "best": True}]}]}))
+    \begin{tabular}{lr}
+    \toprule
+    run & acc, \% \\
+    \midrule
+    a\_b & \textbf{90} \\
+    \bottomrule
+    \end{tabular}
+    """
+    head = [table["first"], *(column["title"] for column in table["head"])]
+    lines = [r"\begin{tabular}{l" + "r" * len(table["head"]) + "}", r"\toprule", _tex_row(map(escape_tex, head))]
+    lines.append(r"\midrule")
+    for row in table["rows"]:
+        cells = [escape_tex(cell["text"]) for cell in row["cells"]]
+        bold = [
+            rf"\textbf{{{text}}}" if cell["best"] else text for text, cell in zip(cells, row["cells"], strict=True)
+        ]
+        lines.append(_tex_row([escape_tex(row["name"]), *bold]))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def _tex_row(cells: Any) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+TEX = {"\\": r"\textbackslash{}", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def escape_tex(text: str) -> str:
+    r"""Text that LaTeX prints as it is.
+
+    >>> escape_tex("50% of a_b")
+    '50\\% of a\\_b'
+    """
+    return "".join("\\" + c if c in "&%$#_{}" else TEX.get(c, c) for c in text)
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """A pipe table, best values bold."""
+    head = [table["first"], *(column["title"] for column in table["head"])]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(table["head"])]
+    for row in table["rows"]:
+        cells = [f"**{cell['text']}**" if cell["best"] else cell["text"] for cell in row["cells"]]
+        lines.append("| " + " | ".join([row["name"].replace("|", "\\|"), *cells]) + " |")
+    return "\n".join(lines)
+
+
+def as_csv(table: Mapping[str, Any]) -> str:
+    """Full values, not the rounded ones shown."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([table["first"], *(column["title"] for column in table["head"])])
+    for row in table["rows"]:
+        cells = [cell["value"] if cell["value"] is not None else "" for cell in row["cells"]]
+        writer.writerow([row["name"], *cells])
+    return file.getvalue()
