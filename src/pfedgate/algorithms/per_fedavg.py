@@ -17,8 +17,10 @@ adapts on *test* batches at evaluation; this one cannot see them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +36,7 @@ from pfedgate.tensors import inside, under
 from pfedgate.types import Card, Local, State, Update
 
 ORDERS = ("first", "hf", "exact")
+Quiet = Callable[[], AbstractContextManager[None]]
 
 
 @register("per_fedavg")
@@ -81,8 +84,7 @@ class PerFedAvg(Algorithm):
             stepper.clip(work.grad)
             direction = work.grad.clone()
             if self.order != "first":
-                with aside(work, local, "curvature", count):
-                    curved = self._hessian(work, w, direction, draw())
+                curved = self._hessian(work, w, direction, draw(), partial(aside, work, local, "curvature", count))
                 direction.add_(curved, alpha=-self.alpha)
             work.flat.copy_(w)
             stepper.step(work.flat, direction)
@@ -92,17 +94,19 @@ class PerFedAvg(Algorithm):
         done = fit(self.task, got, local, step=step)
         return Update(done.state, local.n, done.metrics), stepper.memory()
 
-    def _hessian(self, work: Workspace, w: Tensor, g: Tensor, batch: Batch) -> Tensor:
+    def _hessian(self, work: Workspace, w: Tensor, g: Tensor, batch: Batch, quiet: Quiet = nullcontext) -> Tensor:
         """∇²f(w; batch)·g, by a central difference or by differentiating twice."""
         if self.order == "exact":
             work.flat.copy_(w)
-            return exact_product(work, g, batch, self.task.loss)
+            with quiet():
+                return exact_product(work, g, batch, self.task.loss)
         # Relative to ‖w‖, but not to that of a model at the origin; a gradient of zero has a product of zero.
         width = self.delta * w.norm().clamp_min(1.0) / g.norm().clamp_min(1e-30)
         sides = []
         for sign in (1, -1):
             torch.add(w, g * width, alpha=sign, out=work.flat)
-            work.gradient(batch, self.task.loss)
+            with quiet():  # the same dropout on both sides, or their difference is noise
+                work.gradient(batch, self.task.loss)
             sides.append(work.grad.clone())
         return torch.div(sides[0] - sides[1], 2 * width)
 

@@ -1,0 +1,157 @@
+"""Per-FedAvg on a network: the three orders, independent batches, adaptation on training data only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.algorithms.toys import (
+    CLASSES,
+    FEATURES,
+    PLAIN,
+    Rows,
+    Toy,
+    build,
+    clusters,
+    first,
+    local,
+    normed_mlp,
+    run,
+    task,
+)
+from torch import Tensor, nn
+
+from pfedgate.algorithms.per_fedavg import PerFedAvg, exact_product
+from pfedgate.local import Batch, workspace
+from pfedgate.tensors import digest, equal
+from pfedgate.types import CPU, Task, cross_entropy
+
+
+def per_fedavg(given: Task, **options: Any) -> PerFedAvg:
+    algorithm = build("per_fedavg", given, **options)
+    assert isinstance(algorithm, PerFedAvg)
+    return algorithm
+
+
+def _smooth() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)).double()
+
+
+@pytest.mark.parametrize(("model", "shape"), [(_smooth, (FEATURES,)), (_cnn, (1, 6, 6))])
+def test_hessian_free_and_exact_products_agree_in_double_precision(model: Any, shape: tuple[int, ...]) -> None:
+    rng = torch.Generator().manual_seed(1)
+    batch = Batch(
+        torch.randn(20, *shape, generator=rng).double(), torch.randint(CLASSES, (20,), generator=rng), torch.arange(20)
+    )
+    algorithm = per_fedavg(Task(model), order="hf", delta=1e-6)
+    work = workspace(model, None, CPU)
+    work.load(algorithm.init_server(0))
+    w = work.flat.clone()
+    work.gradient(batch, cross_entropy)
+    g = work.grad.clone()
+    quotient = algorithm._hessian(work, w, g, batch)
+    work.flat.copy_(w)
+    exact = exact_product(work, g, batch, cross_entropy)
+    assert torch.cosine_similarity(quotient, exact, dim=0) > 0.999
+    torch.testing.assert_close(quotient, exact, rtol=1e-3, atol=1e-6)
+
+
+def _dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, CLASSES)).double()
+
+
+def test_both_sides_of_the_difference_drop_the_same_units() -> None:
+    one = replace(local(clusters()), prepare=torch.Tensor.double)
+    sent = []
+    for order in ("hf", "exact"):
+        algorithm = per_fedavg(Task(_dropout, optim=PLAIN, batch=8), order=order, alpha=0.5, delta=1e-6)
+        sent.append(algorithm.train(*first(algorithm, one), one)[0].shared)
+    for name, value in sent[0].items():
+        torch.testing.assert_close(value, sent[1][name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_without_curvature_has_a_product_of_zero() -> None:
+    model = partial(nn.Linear, 2, 1)
+    work = workspace(model, None, CPU)
+    work.load({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
+    batch = Batch(torch.ones(3, 2), torch.zeros(3), torch.arange(3))
+    found = exact_product(work, torch.ones(3), batch, lambda output, y: output[:, 0])
+    assert torch.equal(found, torch.zeros(3))
+
+
+@pytest.mark.parametrize("order", ["first", "hf", "exact"])
+def test_the_batches_of_a_meta_step_differ(order: str) -> None:
+    """Each sample carries its number; D, D' and D″ must be three draws, D' the batches of every method."""
+    seen: list[list[int]] = []
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        seen.append(y.tolist())
+        return output.square().sum(-1)
+
+    n = 40
+    rows = Rows(torch.randn(n, FEATURES), torch.arange(n))
+    federation = Toy({"c0": {"train": rows, "val": rows, "test": rows}})
+    given = Task(partial(nn.Linear, FEATURES, 2), optim=PLAIN, loss=loss, batch=8)
+    algorithm, one = per_fedavg(given, order=order), local(federation)
+    algorithm.train(*first(algorithm, one), one)
+    passes = {"first": 2, "hf": 4, "exact": 3}[order]
+    steps = [seen[at : at + passes] for at in range(0, len(seen), passes)]
+    assert len(steps) == 5
+    for inner, outer, *curvature in steps:
+        assert set(inner) != set(outer)
+        assert all(set(rows) not in (set(inner), set(outer)) for rows in curvature)
+        assert all(rows == curvature[0] for rows in curvature), "both sides of a difference see one batch"
+    assert sorted(row for step in steps for row in step[1]) == list(range(n)), "D' are an epoch"
+    seen.clear()
+    build("fedavg", given).train(*first(algorithm, one), one)
+    assert seen == [step[1] for step in steps], "D' are the batches of every method"
+
+
+def test_the_scored_model_is_one_plain_step_on_training_data() -> None:
+    federation = clusters()
+    given = replace(task(lambda: nn.Linear(FEATURES, CLASSES)), batch=100)
+    algorithm, one = per_fedavg(given, alpha=0.2), local(federation)
+    got = algorithm.init_server(0)
+    model = nn.Linear(FEATURES, CLASSES)
+    model.load_state_dict(got)
+    nn.functional.cross_entropy(model(one.train.x), one.train.y).backward()
+    private = algorithm.personalise(got, {}, one)
+    for name, value in model.named_parameters():
+        assert value.grad is not None
+        torch.testing.assert_close(private[f"personal/{name}"], value.detach() - 0.2 * value.grad)
+    assert not equal(algorithm.predictor(got, private, one.card).state_dict(), got)
+
+
+def test_noise_in_test_labels_leaves_the_adapted_model_unchanged() -> None:
+    found = []
+    for noise in (False, True):
+        federation = clusters()
+        if noise:
+            for client in federation.parts.values():
+                client["test"].y.copy_(torch.randint(CLASSES, (client["test"].n,)))
+        algorithm = per_fedavg(task())
+        result = run(algorithm, federation)
+        found.append(digest(result.server) + digest(algorithm.personalise(result.server, {}, local(federation, "c4"))))
+    assert found[0] == found[1]
+
+
+def test_orders_differ_and_running_statistics_stay_finite() -> None:
+    servers = {
+        order: run(per_fedavg(task(normed_mlp), order=order, alpha=0.3), clusters((24, 18, 30, 10, 20))).server
+        for order in ("first", "hf", "exact")
+    }
+    assert len({digest(server) for server in servers.values()}) == 3
+    assert all(value.isfinite().all() for server in servers.values() for value in server.values())
+
+
+@pytest.mark.parametrize("options", [{"order": "second"}, {"alpha": -1.0}, {"delta": 0.0}])
+def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"unknown order 'second': Known|alpha is not negative"):
+        per_fedavg(task(), **options)
