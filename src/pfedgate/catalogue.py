@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pfedgate import algorithms, models, schema
@@ -54,6 +55,7 @@ def options_of(section: str, name: str = "") -> dict[str, Option]:
     return _of_model(name) if section == "model" else _of_data(name)
 
 
+@lru_cache(maxsize=64)
 def _of_model(name: str) -> dict[str, Option]:
     found = next((info.options for info in models.describe() if info.name == name), None)
     if found is None:

@@ -166,10 +166,26 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
     stack = [_spread(layer) for layer in read]
     names = _names(stack)
     merged: Tables = {section: {} for section in SECTIONS}
+    named = {section: table["name"] for section, table in START.items()}
     for layer in [START, FITTING.get(names["data"], {}), *stack]:
-        _put(merged, {section: table for section, table in layer.items() if section != "tuned"})
-        _put(merged, _spread(layer.get("tuned", {}).get(names["algorithm"], {})), tuned=names["algorithm"])
+        for section in SECTIONS:
+            table = layer.get(section, {})
+            named[section] = table.get("name", named.get(section))
+            # Options of a model or algorithm that is not used in the end mean nothing, or something else, to the one
+            # that is. Data keeps them: how to share samples out is a question of its own.
+            if section not in ("model", "algorithm") or named[section] == names[section]:
+                merged[section].update(table)
+        for section, table in _tuned(layer, names["algorithm"]).items():
+            merged[section].update(table)
     return _checked(merged)
+
+
+def _tuned(layer: Tables, name: str) -> Tables:
+    tables = _spread(layer.get("tuned", {}).get(name, {}))
+    for section, table in tables.items():
+        if section == "tuned" or "name" in table:
+            raise RecipeError(f"[tuned.{name}] may not change {section}.name")
+    return tables
 
 
 def _spread(layer: Layer) -> Tables:
@@ -201,17 +217,6 @@ def _names(stack: Sequence[Tables]) -> dict[str, str]:
         if name not in algorithms.names():  # a misspelt one would never apply
             raise RecipeError(f"[tuned.{name}] {unknown('algorithm', name, algorithms.names())}")
     return names
-
-
-def _put(merged: Tables, layer: Tables, tuned: str = "") -> None:
-    for section, table in layer.items():
-        if tuned and "name" in table:
-            raise RecipeError(f"[tuned.{tuned}] may not change {section}.name")
-        own = merged[section]
-        other = "name" in table and table["name"] != own.get("name")
-        if other and section in ("model", "algorithm"):
-            own.clear()  # options of what was named before mean nothing, or something else, to the new one
-        own.update(table)
 
 
 def _checked(tables: Tables) -> Recipe:

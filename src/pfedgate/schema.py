@@ -87,13 +87,21 @@ def comments(cls: type[Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):  # built in, or typed into a console
-            continue
         if dataclasses.is_dataclass(base):
-            found.update(_comments(source))
+            if base not in _READ:
+                _READ[base] = _own(base)
+            found.update(_READ[base])
     return found
+
+
+_READ: dict[type[Any], dict[str, str]] = {}  # a source file does not change while it runs
+
+
+def _own(cls: type[Any]) -> dict[str, str]:
+    try:
+        return _comments(inspect.getsource(cls))
+    except (OSError, TypeError):  # built in, or typed into a console
+        return {}
 
 
 def _comments(source: str) -> dict[str, str]:
