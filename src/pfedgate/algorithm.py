@@ -133,6 +133,14 @@ class Algorithm:
         """Whether `train_many` is more than a loop for this task."""
         return False
 
+    @classmethod
+    def example(cls, task: Task) -> Algorithm:
+        """An instance that can run on any small task: what the laws and the table of algorithms use.
+
+        Override it if the defaults do not suffice (public data, a smaller network on the server, …).
+        """
+        return cls(task)
+
     def options(self) -> dict[str, Any]:
         """The hyper-parameters of this algorithm (not those of its task)."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "task"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pfedgate.optim import Stepper
 from pfedgate.seeds import orders, seeded
 from pfedgate.types import Local, Objective, Part, State, Task
-from pfedgate.workspace import Batch, Workspace, flops_per_sample, initial, module, workspace
+from pfedgate.workspace import Batch, Workspace, flops_per_sample, initial, module, smallest_batch, workspace
 
 __all__ = ["Batch", "Fit", "Score", "Workspace", "evaluate", "fit", "initial", "loop", "module", "workspace"]
 
@@ -67,7 +67,7 @@ def loop(
 
     Batches are those every algorithm sees: their order comes from the stream named `stream` of this client
     and round. Torch's global generator (dropout) is seeded from the same path, so that two branches of a
-    method do not disturb each other.
+    method do not disturb each other. Models with BatchNorm skip a batch of a single sample, which has no variance.
     """
     if epochs is None and steps is None:
         epochs, steps = (task.epochs, task.steps)
@@ -77,7 +77,7 @@ def loop(
     # The raw samples move to the device once (bytes, not floats); batches are gathered and prepared there.
     x, y = part.x.to(local.device), part.y.to(local.device)
     with seeded(local.round.seed, "dropout", stream, local.round.index, local.card.id):
-        for rows in _rows(part.n, batch or task.batch, task.drop_last, local, stream, epochs, steps):
+        for rows in _rows(part.n, batch or task.batch, task, local, stream, epochs, steps):
             loss = step(Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows))
             total = loss if total is None else total + loss
             count += 1
@@ -91,13 +91,17 @@ def read(part: Part, rows: Tensor, local: Local) -> Batch:
 
 
 def _rows(
-    n: int, batch: int, drop_last: bool, local: Local, stream: str, epochs: int | None, steps: int | None
+    n: int, batch: int, task: Task, local: Local, stream: str, epochs: int | None, steps: int | None
 ) -> Iterator[Tensor]:
     """Row numbers of every batch. `steps` counts batches over as many epochs as it takes."""
     if n == 0:
         return
     # A client smaller than a batch keeps its only batch, or it would never train.
-    whole = n - n % batch if drop_last and n > batch else n
+    whole = n - n % batch if task.drop_last and n > batch else n
+    if 0 < whole % batch < smallest_batch(task.model):
+        whole -= whole % batch
+    if whole == 0:
+        return
     made, epoch, key = 0, 0, local.key(stream)
     while (steps is not None and made < steps) or (steps is None and epoch < (epochs or 0)):
         order = torch.from_numpy(orders([key], [n], epoch)[0]).to(local.device)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 import zlib
 from pathlib import Path
 from typing import Protocol
@@ -152,8 +153,8 @@ class TemporaryStore(DiskStore):
     """A DiskStore in a folder that vanishes with it: for worker processes of a run without a folder."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="pfedgate-private-")
-        super().__init__(self._folder.name)
+        super().__init__(tempfile.mkdtemp(prefix="pfedgate-private-"))
+        weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
 
 
 def _next_tag(tag: str | None) -> str:

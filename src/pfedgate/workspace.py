@@ -142,6 +142,12 @@ def skeleton(task_model: Any) -> nn.Module:
     return _fresh(task_model)
 
 
+@lru_cache(maxsize=64)
+def smallest_batch(task_model: Any) -> int:
+    """Two samples for a model with BatchNorm: the variance of one is nothing to divide by."""
+    return 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in skeleton(task_model).modules()) else 1
+
+
 def _fresh(task_model: Any) -> nn.Module:
     with seeded(0, "skeleton"):
         model: nn.Module = task_model()
