@@ -1,7 +1,7 @@
 """Reports: everything a few runs have to say, as one HTML file and as figures for papers.
 
-    from pfedgate import report
-    report.write(["runs/pfedgate", "runs/fedavg"], "report.html", baseline="fedavg", figures="svg")
+from pfedgate import report
+report.write(["runs/pfedgate", "runs/fedavg"], "report.html", baseline="fedavg", figures="svg")
 """
 
 from __future__ import annotations

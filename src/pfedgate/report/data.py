@@ -12,7 +12,7 @@ from typing import Any
 from pfedgate import __version__, runfolder
 from pfedgate.names import unknown
 from pfedgate.report import tables
-from pfedgate.report.gates import gates_of, partition_of
+from pfedgate.report.gates import data_key, gates_of, partition_of
 from pfedgate.runfolder import Run
 
 CURVES = ("accuracy", "bottom_decile", "loss", "spread", "val_accuracy")
@@ -62,25 +62,28 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     algorithms = [run.recipe.algorithm.name for run in runs]
     compared = choose_baseline(baseline, labels, algorithms)
     told = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
+    known: dict[str, Content | None] = {}
     partitions: list[Content] = []
     for run, entry in zip(runs, told, strict=True):
-        entry["partition"] = _index(partitions, partition_of(run))
+        key = data_key(run)
+        if key not in known:
+            known[key] = partition_of(run)
+        entry["partition"] = _index(partitions, known[key])
     first = runs[0].recipe
     names = {entry["data"] for entry in told}
-    return rounded(
-        {
-            "title": title or f"{' and '.join(sorted(names))}: {_listed(algorithms)}",
-            "subtitle": f"{first.model.name}, {told[0]['clients_total']} clients, {told[0]['rounds']} rounds",
-            "made": time.strftime("%Y-%m-%d %H:%M"),
-            "version": __version__,
-            "baseline": compared,
-            "runs": told,
-            "partitions": partitions,
-            "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}),
-            "clients": client_table(told),
-            "differences": differences(runs, labels),
-        }
-    )
+    content = {
+        "title": title or f"{' and '.join(sorted(names))}: {_listed(algorithms)}",
+        "subtitle": f"{first.model.name}, {told[0]['clients_total']} clients, {told[0]['rounds']} rounds",
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+        "version": __version__,
+        "baseline": compared,
+        "runs": told,
+        "partitions": partitions,
+        "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}),
+        "clients": client_table(told),
+        "differences": differences(runs, labels),
+    }
+    return {name: rounded(value) for name, value in content.items()}
 
 
 def _run(run: Run, label: str) -> Content:

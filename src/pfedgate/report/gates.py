@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate import experiment, gates
+from pfedgate import algorithms, catalogue, experiment, gates
 from pfedgate.config import GIVEN
 from pfedgate.gates import Seen
 from pfedgate.runfolder import Run
@@ -51,7 +51,7 @@ def _now(run: Run) -> tuple[list[Seen], str]:
     recipe = run.recipe
     if GIVEN in (recipe.data.name, recipe.model.name):
         return [], "data or model was a Python object"
-    if not hasattr(experiment.algorithms.get(recipe.algorithm.name), "inspect"):
+    if not hasattr(algorithms.get(recipe.algorithm.name), "inspect"):
         return [], "this method has no gates"
     try:
         plan = experiment.plan(recipe)
@@ -96,7 +96,8 @@ def _over_rounds(lines: Sequence[Content]) -> Content:
 
 def _changes(lines: Sequence[Content]) -> list[Content]:
     """How much masks differ between clients, and from the evaluation before: mean shares of blocks."""
-    found, before = [], {}
+    found: list[Content] = []
+    before: dict[str, Any] = {}
     for line in lines:
         masks = {client: np.array([bit == "1" for bit in bits]) for client, bits in line["kept"].items()}
         stacked = np.stack(list(masks.values())).astype(np.float64)
@@ -128,13 +129,20 @@ def tree(vectors: Sequence[Any]) -> Content:
     }
 
 
+def data_key(run: Run) -> str:
+    """The same for runs on the same partition."""
+    recipe = run.recipe
+    seed = recipe.data.options.get("seed")
+    return repr((recipe.data, recipe.clients.novel, recipe.run.seed if seed is None else seed))
+
+
 def partition_of(run: Run) -> Content | None:
     """Samples per client and class, if the data can be had here."""
     recipe = run.recipe
     if recipe.data.name == GIVEN:
         return None
     try:
-        federation = experiment.catalogue.federation(
+        federation = catalogue.federation(
             recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
         )
         counts = federation.histogram()

@@ -99,9 +99,7 @@ def latex(table: Mapping[str, Any]) -> str:
     lines.append(r"\midrule")
     for row in table["rows"]:
         cells = [escape_tex(cell["text"]) for cell in row["cells"]]
-        bold = [
-            rf"\textbf{{{text}}}" if cell["best"] else text for text, cell in zip(cells, row["cells"], strict=True)
-        ]
+        bold = [rf"\textbf{{{text}}}" if cell["best"] else text for text, cell in zip(cells, row["cells"], strict=True)]
         lines.append(_tex_row([escape_tex(row["name"]), *bold]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
