@@ -26,7 +26,7 @@ from pfedgate.types import Card, Local, State, Update
 class FedPer(Algorithm):
     """A shared body and a private head, trained together."""
 
-    head: parts.Names | None = None  # private layers; None: the last one with parameters, as in the paper's smallest
+    head: parts.Names | None = None  # private layers; None: the last one with parameters (the paper tries one to four)
     adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"

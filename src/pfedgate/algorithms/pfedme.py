@@ -6,9 +6,10 @@ gradient steps *on that batch*, then w_i moves by eta·lam·(theta − w_i). w_i
 + beta·mean(w_i).
 
 Departures: R, the batches of a round, is the task's epochs (official: 20 steps). Steps are plain gradient steps as in
-the paper: no momentum, and no decay (the official optimiser hides a decay of 0.001). Theta is a copy: in the official
-code and PFLlib it aliases the live model, so that their "personalised" accuracy is that of w_i. A client that was
-never sampled is scored with w. A novel client runs the inner loop with w fixed.
+the paper: no momentum, and no decay (the official optimiser hides a decay of 0.001). Running statistics (BatchNorm)
+are shared. Theta is a copy: in the official code and PFLlib it aliases the live model, so that their "personalised"
+accuracy is that of w_i. A client that was never sampled is scored with w. A novel client runs the inner loop with w
+fixed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
 from pfedgate.local import Batch, Fit, Workspace, fit, module
 from pfedgate.optim import Stepper
-from pfedgate.tensors import inside, under, unflat, weighted_mean
+from pfedgate.parts import everything, parameters
+from pfedgate.tensors import inside, pick, under, unflat, weighted_mean
 from pfedgate.types import Card, Local, Round, State, Update
 
 
@@ -53,10 +55,13 @@ class PFedMe(Algorithm):
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """For every batch, theta towards the proximal point of w_i, then w_i towards theta."""
         done, w = self._loop(got, local, self.outer_lr * local.round.factor * self.lam, None)
-        return Update({**done.state, **w}, local.n, done.metrics), under("theta/", done.state)
+        return Update({**done.state, **w}, local.n, done.metrics), self._theta(done)
+
+    def _theta(self, done: Fit) -> State:
+        return under("theta/", pick(done.state, parameters(self.task, everything(self.task))))
 
     def _loop(self, got: State, local: Local, pull: float, epochs: int | None) -> tuple[Fit, State]:
-        """Theta with its buffers, and w_i."""
+        """Theta with the running statistics met on its way, and w_i."""
         optim = replace(self.task.optim, name="sgd", momentum=0.0, weight_decay=0.0)
         rate = min(self.task.optim.lr, 1 / self.lam if self.lam else 1.0) if self.inner_lr is None else self.inner_lr
         stepper = Stepper(optim, rate * local.round.factor)
@@ -92,8 +97,8 @@ class PFedMe(Algorithm):
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's proximal point of the shared model."""
-        return under("theta/", self._loop(got, local, 0.0, self.adapt_epochs)[0].state)
+        return self._theta(self._loop(got, local, 0.0, self.adapt_epochs)[0])
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """Theta, as the client's last round left it."""
-        return module(self.task, (inside("theta/", private) if self.personal else {}) or got)
+        return module(self.task, {**got, **inside("theta/", private)} if self.personal else got)
