@@ -1,4 +1,4 @@
-"""Nodes that die, come late, repeat themselves or send nonsense: the round goes on with who is left, or says why not."""
+"""Nodes that die, come late, repeat themselves or send nonsense: a round goes on with who is left, or says why not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pfedgate.types import Update
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from pfedgate.deploy.grid import QuorumError
 from tests.deploy.test_law import TABLES, deployed, private_states, same
+
+from pfedgate.deploy.grid import QuorumError
 
 SPOILT = 12  # the node whose answers are spoilt
 
@@ -27,7 +28,9 @@ def _changed(answer: Parcel, change: Any) -> Parcel:
     for body in answer.bodies:
         arrived = wire.decode(body)
         made = change(arrived)
-        bodies.append(made if isinstance(made, bytes) else wire.encode(made, client=arrived.client, round=arrived.round))
+        bodies.append(
+            made if isinstance(made, bytes) else wire.encode(made, client=arrived.client, round=arrived.round)
+        )
     return Parcel(answer.about, bodies)
 
 
@@ -155,7 +158,7 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     tables = {
         "algorithm": {"name": "fedavg"}, "data": {"name": "folder", "path": str(tmp_path)}, "train": {"rounds": 1}
     }  # fmt: skip
-    with pytest.raises(QuorumError, match="no images under .*empty"):
+    with pytest.raises(QuorumError, match=r"no images under .*empty"):
         deployed(tmp_path, tables, nodes=1, configs={5: {"data-dir": str(tmp_path / "empty")}})
 
 
@@ -172,7 +175,7 @@ class Stop(Exception):
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_server_that_died_goes_on_to_the_same_result(every: int, tmp_path: Path) -> None:
     """Killed after the nodes have trained round 3 and before it was on record: they must train it anew from round 2."""
-    tables = {**TABLES, "algorithm": {"name": "pfedgate"}, "train": {"rounds": 4}}
+    tables: dict[str, Any] = {**GATED, "train": {"rounds": 4}}
     tables["run"] = {**TABLES["run"], "checkpoint_every": every}
     whole, _, _ = deployed(tmp_path / "whole", tables)
 
@@ -198,13 +201,16 @@ def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path: Path) -> Non
 
 
 def test_a_node_that_is_away_is_not_waited_for_and_may_come_back(tmp_path: Path) -> None:
+    from tests.deploy.fakes import Clock, FakeGrid
+
     from pfedgate.deploy import flower, settings
     from pfedgate.deploy.grid import Fleet
-    from tests.deploy.fakes import Clock, FakeGrid
 
     tables = {**TABLES, "algorithm": {"name": "ditto"}, "train": {"rounds": 4}, "clients": {}, "deploy": {"nodes": 3}}
     order, clock = settings.read(tables), Clock()
-    grid = FakeGrid(order, {at: {"partition-id": at, "num-partitions": 3, "state-dir": str(tmp_path)} for at in range(3)})
+    grid = FakeGrid(
+        order, {at: {"partition-id": at, "num-partitions": 3, "state-dir": str(tmp_path)} for at in range(3)}
+    )
 
     def spoil(node: int, sent: Parcel, answer: Parcel) -> list[Parcel]:
         at = sent.about.get("round", {}).get("index")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.deploy.fakes import Clock, FakeGrid
 
 from pfedgate import algorithms, experiment
 from pfedgate.deploy import settings
 from pfedgate.store import DiskStore
 from pfedgate.types import State
-from tests.deploy.fakes import Clock, FakeGrid
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
@@ -33,9 +33,14 @@ def deployed(
     folder: Path, tables: dict[str, Any], *, nodes: int = 3, spoil: Any = None, configs: Any = None, **given: Any
 ) -> tuple[Any, FakeGrid, Clock]:
     """A run over a fake grid whose nodes keep their states under `folder`."""
-    order = settings.read({**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}})
+    order = settings.read(
+        {**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}}
+    )
     shares = {11 + at: {"partition-id": at, "num-partitions": nodes} for at in range(nodes)}
-    configs = {node: {**own, "state-dir": str(folder / "state")} for node, own in (shares if configs is None else configs).items()}
+    configs = {
+        node: {**own, "state-dir": str(folder / "state")}
+        for node, own in (shares if configs is None else configs).items()
+    }
     grid, clock = FakeGrid(order, configs, spoil, **given), Clock()
     fleet = Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep)
     return flower.serve(grid, order, str(folder / "run"), fleet=fleet), grid, clock
@@ -60,7 +65,7 @@ def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
 @pytest.mark.parametrize("name", algorithms.names())
 def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     tables = {**TABLES, "algorithm": {"name": name}}
-    there, grid, _ = deployed(tmp_path, tables)
+    there, _, _ = deployed(tmp_path, tables)
     here = experiment.run(tables)
     assert same(there.server, here.server)
     assert there.history == here.history
@@ -84,9 +89,7 @@ def test_private_states_are_in_no_message(tmp_path: Path) -> None:
 
 
 def test_a_node_brings_its_own_budget(tmp_path: Path) -> None:
-    configs = {
-        at: {"partition-id": at, "num-partitions": 3, **({"budget": 0.4} if at == 1 else {})} for at in range(3)
-    }
+    configs = {at: {"partition-id": at, "num-partitions": 3, **({"budget": 0.4} if at == 1 else {})} for at in range(3)}
     _, grid, _ = deployed(tmp_path, {**TABLES, "clients": {}, "algorithm": {"name": "fedavg"}}, configs=configs)
     cards = {
         job["card"]["id"]: (node, job["card"]["budget"])

@@ -1,9 +1,9 @@
 """Keys and certificates of a fleet: a certificate authority, the server's certificate, a key pair for every node.
 
-    ca.crt             give it to every node and to whoever submits runs
-    ca.key             signs server certificates; keep it off the server
-    server.crt, .key   the SuperLink's; valid for the hosts named
-    node-0, .pub       a node's private key stays on the node; register the .pub with the SuperLink
+ca.crt             give it to every node and to whoever submits runs
+ca.key             signs server certificates; keep it off the server
+server.crt, .key   the SuperLink's; valid for the hosts named
+node-0, .pub       a node's private key stays on the node; register the .pub with the SuperLink
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _certificate(key: Any, signer: Any, subject: Any, issuer: Any, days: int, ho
 
     now = datetime.datetime.now(datetime.timezone.utc)
     authority = hosts is None
-    usage = {name: False for name in ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")}
+    usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -88,7 +88,7 @@ def _certificate(key: Any, signer: Any, subject: Any, issuer: Any, days: int, ho
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )  # fmt: skip
     if hosts is not None:
-        server = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+        server = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
         names = x509.SubjectAlternativeName([_host(host) for host in hosts])
         builder = builder.add_extension(server, critical=False).add_extension(names, critical=False)
     made: bytes = builder.sign(signer, SHA384()).public_bytes(Encoding.PEM)

@@ -12,7 +12,6 @@ states. The server loop is `pfedgate.engine.run`, the algorithms are those of `p
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 import uuid
@@ -67,7 +66,9 @@ def client_app(recipe: str | Path | Mapping[str, Any], *, data: Data | None = No
     return app
 
 
-def serve(grid: Any, order: settings.Order, folder: str = "", *, model: Any = None, fleet: Fleet | None = None) -> Result:
+def serve(
+    grid: Any, order: settings.Order, folder: str = "", *, model: Any = None, fleet: Fleet | None = None
+) -> Result:
     """The server of a deployed run: roll call, then the engine's rounds over the grid."""
     fleet = fleet or Fleet(grid, order.deploy)
     keep = Path(folder).expanduser() if folder else None
@@ -130,7 +131,11 @@ class Journal:
     def write(self, folder: Path | None) -> None:
         """Into a run's folder, before the first message of a start is sent."""
         if folder is not None and self.roll is not None:
-            kept = {"experiment": self.experiment, "starts": self.starts, "roll": [t.plain() for t in self.roll.answers]}
+            kept = {
+                "experiment": self.experiment,
+                "starts": self.starts,
+                "roll": [t.plain() for t in self.roll.answers],
+            }
             write_atomically(folder / JOURNAL, json.dumps(kept, indent=1).encode(), sync=True)
 
 

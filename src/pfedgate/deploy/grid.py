@@ -190,9 +190,7 @@ class GridExchange:
             )
         yield from replies
 
-    def evaluate(
-        self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]
-    ) -> Iterator[Scored]:
+    def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of the clients that answered in time: models are scored where the data is, numbers travel."""
         everyone = list(cards)
         gots = {card.id: self.algorithm.send(server, card, round) for card in everyone}

@@ -25,7 +25,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from pfedgate import toml
-from pfedgate.deploy import certs, need_flower
+from pfedgate.deploy import certs, init, need_flower
 
 HOST, NAME = "127.0.0.1", "fleet"
 UP = 60.0  # seconds for the SuperLink to listen: it imports much, and machines are slow
@@ -43,7 +43,10 @@ def free_port() -> int:
 
 
 class LocalFleet:
-    """A SuperLink and `nodes` SuperNodes. `configs` are the nodes' settings, over partition-id and state-dir."""
+    """A SuperLink and `nodes` SuperNodes.
+
+    `configs` are the nodes' settings, over partition-id and state-dir; `states` is where their private states live.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class LocalFleet:
         nodes: int = 3,
         secure: bool = True,
         configs: Sequence[Mapping[str, Any]] | None = None,
+        states: str | Path | None = None,
         patience: float = UP,
     ) -> None:
         need_flower()
@@ -59,9 +63,10 @@ class LocalFleet:
             raise ValueError(f"a fleet has at least one node, got {nodes}")
         self.folder, self.nodes, self.secure, self.patience = Path(folder).resolve(), nodes, secure, patience
         given = configs or [{}] * nodes
+        places = Path(states or folder).resolve()
         shares = [{"partition-id": at, "num-partitions": nodes} for at in range(nodes)]
         self.configs = [
-            {**({} if "data-dir" in own else share), "state-dir": str(self.folder / f"node-{at}"), **own}
+            {**({} if "data-dir" in own else share), "state-dir": str(places / f"node-{at}"), **own}
             for at, (share, own) in enumerate(zip(shares, given, strict=True))
         ]
         self.port = 0
@@ -252,3 +257,26 @@ def _lines(process: subprocess.Popen[bytes], until: float) -> Iterator[str]:
         if line is None:
             return
         yield line
+
+
+def once(
+    source: str | Path | None,
+    out: str | Path,
+    *,
+    nodes: int = 3,
+    secure: bool = True,
+    given: Sequence[str] = (),
+    work: str | Path,
+    timeout: float = 3600.0,
+) -> Iterator[str]:
+    """Run an app's folder or a recipe (None: the template's) on a fleet of this machine; yields the log.
+
+    Waits for all nodes before it starts, as every one of them is here; `given` are settings over the recipe.
+    """
+    app = Path(source) if source is not None and Path(source).is_dir() else None
+    if app is None:
+        app = init.write(Path(work) / "app", source)
+    settled = "; ".join([f"deploy.nodes={nodes}", *given])
+    # Private states stay beside the run, so that it can go on with them.
+    with LocalFleet(Path(work) / "fleet", nodes=nodes, secure=secure, states=Path(out) / "nodes") as fleet:
+        yield from fleet.run(app, {"folder": str(Path(out).resolve()), "set": settled}, timeout=timeout)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedgate import experiment, wire
+from pfedgate import catalogue, experiment, wire
 from pfedgate.config import GIVEN, Named
 from pfedgate.deploy import state
 from pfedgate.deploy.parcels import Parcel
@@ -140,13 +140,13 @@ class Node:
             options = dict(recipe.data.options)
             if "data-dir" in config:
                 options["path" if "path" in options else "data_dir"] = str(Path(config["data-dir"]).expanduser())
-            whole = experiment.catalogue.federation(
-                recipe.data.name, options, novel=recipe.clients.novel, seed=recipe.run.seed
-            )
+            whole = catalogue.federation(recipe.data.name, options, novel=recipe.clients.novel, seed=recipe.run.seed)
         else:
             raise ValueError(
-                "this node was not told where its data is: start it with --node-config 'partition-id=0 num-partitions=3' "
-                "or 'data-dir=\"/path\"', or give client_app a function (keys: " + ", ".join(KEYS) + ")"
+                "this node was not told where its data is: start it with --node-config "
+                "'partition-id=0 num-partitions=3' or 'data-dir=\"/path\"', or give client_app a function (keys: "
+                + ", ".join(KEYS)
+                + ")"
             )
         clients, novel = list(whole.clients), list(whole.novel)
         if "partition-id" in config and self.data is None:
@@ -160,7 +160,7 @@ class Node:
 
     def _tell(self) -> Parcel:
         share = self.federation()
-        sizes = [{c: share.part(c, "train").n for c in group} for group in (share.clients, share.novel)]
+        clients, novel = ({c: share.part(c, "train").n for c in group} for group in (share.clients, share.novel))
         for client in [*share.clients, *share.novel]:
             raw = share.part(client, "train").x[:1]
             if len(raw):
@@ -178,7 +178,7 @@ class Node:
             "class_names": None if share.class_names is None else list(share.class_names),
         }
         budget = self.config.get("budget")
-        return Parcel(Told(*sizes, value(budget) if isinstance(budget, str) else budget, shape).plain())
+        return Parcel(Told(clients, novel, value(budget) if isinstance(budget, str) else budget, shape).plain())
 
     def _work(self, parcel: Parcel) -> Parcel:
         about = parcel.about

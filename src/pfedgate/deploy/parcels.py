@@ -49,7 +49,7 @@ def from_records(records: Any) -> Parcel:
         about = json.loads(records[ABOUT][TEXT])
         if not isinstance(about, dict):
             raise ParcelError(f"{ABOUT} is {type(about).__name__}, not a table")
-        arrays = records[BODIES] if BODIES in records else {}
+        arrays = records.get(BODIES, {})
         bodies = []
         for at in range(len(arrays)):
             array = arrays[str(at)].numpy()

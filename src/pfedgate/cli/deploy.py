@@ -1,0 +1,73 @@
+"""`deploy init`, `deploy local` and `deploy certs`: the same recipes on many machines, over Flower."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pfedgate import runfolder
+from pfedgate.cli.base import Debug, Settings, app, command, err, out
+from pfedgate.deploy import certs as keys
+from pfedgate.deploy import init as template
+from pfedgate.deploy import local as fleet
+from pfedgate.deploy import need_flower
+
+group = typer.Typer(help="Run recipes on many machines, over Flower.", no_args_is_help=True)
+app.add_typer(group, name="deploy")
+
+
+@group.command("init")
+@command
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    recipe: Annotated[Path | None, typer.Option("--recipe", help="The recipe to run; else pFedGate on digits.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a small app that `flwr run` accepts: pyproject, recipe, server, client, README."""
+    place = template.write(folder, recipe)
+    out().print(f"written to {place}: try it with `pfedgate deploy local {place}`", highlight=False, soft_wrap=True)
+
+
+@group.command("certs")
+@command
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where to write; what is there already is kept.")],
+    host: Annotated[list[str] | None, typer.Option("--host", help="Name or address of the server. Repeat it.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="Key pairs for so many nodes.")] = 3,
+    days: Annotated[int, typer.Option("--days", help="How long the server's certificate is valid.")] = keys.DAYS,
+    debug: Debug = False,
+) -> None:
+    """Make a certificate authority, the server's certificate and a key pair for every node."""
+    place = keys.make(folder, hosts=host or ("127.0.0.1", "localhost"), nodes=nodes, days=days)
+    files = ", ".join(sorted(path.name for path in place.iterdir()))
+    out().print(f"{place}: {files}. ca.key and private keys are secrets.", highlight=False, soft_wrap=True)
+
+
+@group.command("local")
+@command
+def local(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[APP|RECIPE]", help="An app's folder or a recipe; else the template's.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="SuperNodes to start.")] = 3,
+    set: Settings = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run; an unfinished one goes on.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds the run may take.")] = 3600.0,
+    debug: Debug = False,
+) -> None:
+    """Start a server and nodes on this machine, run, show what they say, and stop everything again."""
+    need_flower()
+    place = folder or runfolder.free("runs", "deployed")
+    with tempfile.TemporaryDirectory(prefix="pfedgate-fleet-") as work:
+        lines = fleet.once(source, place, nodes=nodes, secure=not insecure, given=set or (), work=work, timeout=timeout)
+        with closing(lines):  # type: ignore[type-var]
+            for line in lines:
+                err().print(line, highlight=False, markup=False, soft_wrap=True)
+    summary = runfolder.load(place).summary
+    told = f", accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else ""
+    out().print(f"{place}: {summary.get('rounds', 0)} rounds{told}", highlight=False, soft_wrap=True)
