@@ -19,7 +19,7 @@ from torch.optim.sgd import sgd
 from pfedgate.names import unknown
 
 from .execute import cut, paste
-from .live import Live
+from .live import Live, compensation
 
 if TYPE_CHECKING:
     from .model import GatedModel
@@ -85,6 +85,8 @@ class LiveOptimizer:
         leaves = {name: found[name] for name in self._parameters if name in found and found[name].grad is not None}
         if live is None or not leaves:
             raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
+        for name, leaf in leaves.items():
+            self._undo_compensation(name, leaf, live)
         if self.clip is not None:
             _clip([leaf.grad for leaf in leaves.values() if leaf.grad is not None], self.clip)
         for name, leaf in leaves.items():
@@ -92,6 +94,12 @@ class LiveOptimizer:
         self.step_gate()
         self.touched.add(live.kept.tobytes())
         self.gated.leaves, self.gated.trained = {}, None
+
+    def _undo_compensation(self, name: str, leaf: Tensor, live: Live) -> None:
+        """W' = W / rho would move 1 / rho^2 times too far in a step of SGD, and few live inputs would mean chaos."""
+        divisor = compensation(self.gated.compensate, live.share_read(name))
+        if divisor != 1.0 and leaf.grad is not None:
+            leaf.grad.mul_(divisor**2)
 
     @torch.no_grad()
     def step_gate(self) -> None:
