@@ -6,7 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfedgate.tensors import (
-    clone, digest, equal, finite, flat, inside, nbytes, pick, shapes, split, under, unflat, weighted_mean,
+    clone,
+    digest,
+    equal,
+    finite,
+    flat,
+    inside,
+    nbytes,
+    pick,
+    shapes,
+    split,
+    under,
+    unflat,
+    weighted_mean,
 )  # fmt: skip
 from pfedgate.types import Card, State, Update
 

@@ -189,9 +189,10 @@ def flops_per_sample(
     model = _fresh(task_model)
     model.train(training)
     for name, value in model.named_parameters():
-        value.requires_grad_(training and (names is None or name in names))
+        value.requires_grad_(names is None or name in names)
     x = torch.zeros((2, *sample), dtype=dtype)
-    with seeded(0, "flops"), Flops() as counter, torch.set_grad_enabled(training):
+    # With gradients even for prediction: without, attention takes a fused path that no formula counts.
+    with seeded(0, "flops"), Flops() as counter, torch.enable_grad():
         output = model(x)
         if training and output.requires_grad:
             output.sum().backward()

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pfedgate.store import DiskStore, MemoryStore, Store, TemporaryStore
+from pfedgate.tensors import equal
+from pfedgate.types import State
+
+
+def state(value: float) -> State:
+    return {"w": torch.full((3,), value), "n": torch.tensor(int(value))}
+
+
+def same(a: State | None, b: State) -> bool:
+    return a is not None and equal(a, b)
+
+
+@pytest.fixture(params=["memory", "disk", "temporary"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    kinds = {"memory": MemoryStore, "disk": lambda: DiskStore(tmp_path), "temporary": TemporaryStore}
+    made: Store = kinds[request.param]()
+    return made
+
+
+def test_put_and_get(store: Store) -> None:
+    assert store.get("a") is None
+    for client in ("a", "b/ü ../x", "a"):
+        store.put(client, state(1))
+    store.commit()
+    store.put("a", state(2))
+    assert same(store.get("a"), state(2))
+    assert same(store.get("b/ü ../x"), state(1))
+    assert store.clients() == ["a", "b/ü ../x"]
+
+
+def test_what_is_kept_is_a_copy(store: Store) -> None:
+    given = state(1)
+    store.put("a", given)
+    given["w"].add_(1)
+    assert same(store.get("a"), state(1))
+
+
+def test_an_empty_state_is_a_state(store: Store) -> None:
+    store.put("a", {})
+    assert store.get("a") == {}
+
+
+def test_a_temporary_store_leaves_nothing() -> None:
+    store = TemporaryStore()
+    store.put("a", state(1))
+    root = store.root
+    assert root.exists()
+    del store
+    assert not root.exists()
+
+
+def test_uncommitted_states_are_forgotten(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.put("a", state(1))
+    done = store.tag
+    store.commit()
+    store.put("a", state(2))
+    store.put("b", state(2))
+    again = DiskStore.recover(tmp_path, done)
+    assert same(again.get("a"), state(1))
+    assert again.get("b") is None
+    assert not list(tmp_path.glob("pending-*"))
+
+
+def test_a_commit_on_record_is_finished(tmp_path: Path) -> None:
+    """Killed after the checkpoint was written and while files were being moved."""
+    store = DiskStore(tmp_path)
+    for client in "abcd":
+        store.put(client, state(1))
+    (moved,) = tmp_path.glob(f"pending-{store.tag}/*/a.safetensors")
+    target = tmp_path / "current" / moved.parent.name
+    target.mkdir(parents=True)
+    os.replace(moved, target / moved.name)
+    again = DiskStore.recover(tmp_path, store.tag)
+    assert again.clients() == list("abcd")
+    assert all(same(again.get(client), state(1)) for client in "abcd")
+
+
+def test_never_committed_means_nothing_is_there(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "private")
+    store.put("a", state(1))
+    store.commit()
+    assert DiskStore.recover(tmp_path / "private", None).clients() == []
+
+
+def test_a_straggler_of_a_killed_run_writes_where_nobody_looks(tmp_path: Path) -> None:
+    old = DiskStore(tmp_path)
+    old.commit()
+    done = old.tag
+    old.commit()
+    new = DiskStore.recover(tmp_path, done)
+    assert new.tag != old.tag
+    old.put("a", state(6))
+    assert new.get("a") is None
+    new.put("a", state(7))
+    new.commit()
+    assert same(new.get("a"), state(7))
+
+
+def test_half_a_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore(tmp_path)
+    store.put("a", state(1))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+    with pytest.raises(OSError, match="killed here"):
+        store.put("a", state(2))
+    monkeypatch.undo()
+    assert same(store.get("a"), state(1))
+    assert store.clients() == ["a"]
+    store.commit()
+    assert store.clients() == ["a"]
+
+
+def test_a_snapshot_stays_as_it_was(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "private")
+    store.put("a", state(1))
+    store.commit()
+    store.snapshot(tmp_path / "best")
+    store.put("a", state(2))
+    store.put("b", state(2))
+    store.commit()
+    kept = DiskStore(tmp_path / "best")
+    assert kept.clients() == ["a"]
+    assert same(kept.get("a"), state(1))
+    store.snapshot(tmp_path / "best")
+    assert DiskStore(tmp_path / "best").clients() == ["a", "b"]
+
+
+def test_files_are_spread_over_folders(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    for at in range(600):
+        store.put(f"client{at}", {})
+    store.commit()
+    folders = list((tmp_path / "current").iterdir())
+    assert len(folders) > 150
+    assert max(len(list(folder.iterdir())) for folder in folders) < 15
+
+
+def test_synchronous_writes(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, sync=True)
+    store.put("a", state(3))
+    assert same(store.get("a"), state(3))
