@@ -106,7 +106,7 @@ def test_names() -> None:
     chosen, others = split(state, lambda name: name.startswith("a."))
     assert {**chosen, **others} == state
     assert inside("x/", under("x/", state)) == state
-    with pytest.raises(KeyError, match="did you mean 'a.w'"):
+    with pytest.raises(KeyError, match=r"did you mean 'a\.w'"):
         pick(state, ["a.v"])
 
 

@@ -57,10 +57,9 @@ def test_damage_is_noticed_or_harmless(data: st.DataObject) -> None:
         bad = bytes(good)
     try:
         arrived = decode(bad)
-    except WireError as error:
-        assert str(error)
-    else:
-        assert all(isinstance(value, torch.Tensor) for value in arrived.update.shared.values())
+    except WireError:
+        return
+    assert all(isinstance(value, torch.Tensor) for value in arrived.update.shared.values())
 
 
 @pytest.mark.parametrize(
