@@ -1,0 +1,27 @@
+"""Tiny runs on digits, made once per process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfedgate import experiment
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 8, "samples": 500},
+    "train": {"rounds": 4},
+    "evaluate": {"every": 2},
+    "run": {"workers": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs pfedgate, fedavg and ditto; two clients are novel."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, budget in (("pfedgate", 0.5), ("fedavg", 1.0), ("ditto", 1.0)):
+        clients = {"budget": budget, "novel": 0.25}
+        experiment.run(SMALL, algorithm=name, clients=clients, out=folder / name)
+    return folder

@@ -1,0 +1,162 @@
+"""The report of tiny runs in a real browser: it draws, answers and asks nobody for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.report.browser import Browser, find
+
+from pfedgate import report
+
+CHARTS = {
+    "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted", "clients-difference", "density", "q",
+    "uploaded", "blocks", "gate-M", "gate-G", "changes", "tree", "partition-0",
+}  # fmt: skip
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("page") / "report.html"
+    return report.write([runs / "pfedgate", runs / "fedavg", runs / "ditto"], target)[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = find()
+    assert path is not None
+    with Browser(path) as found:
+        yield found
+
+
+def centre(browser: Browser, selector: str) -> tuple[float, float]:
+    # Scrolling hides a tooltip: let the frame that tells of it pass before the mouse moves.
+    script = f"""(async () => {{
+        const node = document.querySelector({selector!r});
+        node.scrollIntoView({{block: "center", behavior: "instant"}});
+        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+        const box = node.getBoundingClientRect();
+        return [box.left + box.width / 2, box.top + box.height / 2];
+    }})()"""
+    x, y = browser.run(script)
+    return x, y
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_everything_is_drawn(browser: Browser, page: Path, tmp_path: Path, width: int, theme: str) -> None:
+    browser.open(page, width=width, theme=theme)
+    drawn = browser.run("[...document.querySelectorAll('figure')].map((f) => [f.dataset.chart, f.dataset.drawn])")
+    assert dict(drawn) == dict.fromkeys(CHARTS, "true")
+    few = "(s) => s.querySelectorAll('path, rect, image, circle').length < 4"
+    small = browser.run(f"[...document.querySelectorAll('figure svg')].filter({few}).length")
+    assert small == 0
+    assert browser.run("document.documentElement.scrollWidth") <= width, "the page must not scroll sideways"
+    beyond = """[...document.querySelectorAll('figure svg')].flatMap((svg) => {
+        const room = svg.getBoundingClientRect();
+        const out = (box) => box.left < room.left - 8 || box.right > room.right + 12;
+        const wrong = [...svg.querySelectorAll('text')].filter((t) => out(t.getBoundingClientRect()));
+        return wrong.map((t) => t.textContent);
+    })"""
+    assert browser.run(beyond) == []
+    assert browser.console == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+    assert len([url for url in browser.requests if url.startswith("file:")]) == 1
+    assert browser.run("document.documentElement.dataset.theme") == theme
+    browser.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 50_000
+
+
+@pytest.mark.parametrize("name", sorted(CHARTS))
+def test_every_chart_has_a_tooltip(browser: Browser, page: Path, name: str) -> None:
+    browser.open(page)
+    browser.move(*centre(browser, f"[data-chart={name}] [data-part=hover]"))
+    browser.wait("document.getElementById('tip').classList.contains('on')", 5)
+    said = browser.run("document.getElementById('tip').textContent")
+    assert any(letter.isdigit() for letter in said), said
+    box = browser.run("document.getElementById('tip').getBoundingClientRect().toJSON()")
+    assert min(box["left"], box["top"]) >= 0
+    assert box["right"] <= 1280
+    assert box["bottom"] <= 900
+    browser.move(2, 2)
+    browser.wait("!document.getElementById('tip').classList.contains('on')", 5)
+    assert browser.console == []
+
+
+def test_a_legend_hides_a_run_everywhere(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    count = "[...document.querySelectorAll('[data-series=\"fedavg\"]')].length"
+    before = browser.run(count)
+    assert before >= 4
+    browser.click(*centre(browser, "[data-chart=accuracy-rounds] .legend [data-run=fedavg]"))
+    assert browser.run(count) == 0
+    pressed = (
+        "document.querySelector('[data-chart=clients-sorted] .legend [data-run=fedavg]').getAttribute('aria-pressed')"
+    )
+    assert browser.run(pressed) == "false"
+    browser.click(*centre(browser, "[data-chart=clients-sorted] .legend [data-run=fedavg]"))
+    assert browser.run(count) == before
+
+
+def test_switches_change_what_is_drawn(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for chart, button in (("accuracy-rounds", "loss"), ("blocks", "weights"), ("gate-G", "histograms")):
+        drawing = f"document.querySelector('[data-chart={chart}] svg').innerHTML"
+        before = browser.run(drawing)
+        browser.click(*centre(browser, f"[data-chart={chart}] [data-value={button}]"))
+        assert browser.run(drawing) != before, chart
+    choose = """(() => { const box = document.querySelector('[data-chart=%s] select'); box.selectedIndex = 1;
+        box.dispatchEvent(new Event('change')); return document.querySelector('[data-chart=%s] svg').innerHTML; })()"""
+    for chart in ("clients-difference", "blocks", "gate-M"):
+        before = browser.run(f"document.querySelector('[data-chart={chart}] svg').innerHTML")
+        assert browser.run(choose % (chart, chart)) != before, chart
+    assert browser.console == []
+
+
+def test_theme_button(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = browser.run(colour)
+    browser.click(*centre(browser, ".theme"))
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    assert browser.run(colour) != before
+
+
+def test_tables_are_copied(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.run("window.copied = []; navigator.clipboard.writeText = async (text) => { window.copied.push(text); }")
+    for name in ("latex", "markdown", "csv"):
+        browser.click(*centre(browser, f"#summary [data-copy={name}]"))
+    browser.wait("window.copied.length === 3", 5)
+    latex, markdown, comma = browser.run("window.copied")
+    assert latex.startswith("\\begin{tabular}")
+    assert markdown.startswith("| run |")
+    assert comma.startswith("run,")
+
+
+def test_one_run_without_gates(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    browser.open(report.write([runs / "fedavg"], tmp_path / "one.html")[0], width=390)
+    names = browser.run("[...document.querySelectorAll('figure')].map((f) => f.dataset.chart)")
+    assert set(names) == {
+        "accuracy-rounds",
+        "accuracy-bytes",
+        "accuracy-seconds",
+        "clients-sorted",
+        "uploaded",
+        "partition-0",
+    }
+    assert browser.console == []
+
+
+def test_names_are_text_not_markup(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    runs_ = report.open_runs([runs / "pfedgate", runs / "fedavg"])
+    content = report.gather(runs_)
+    for run in content["runs"]:
+        run["label"] = "<img src=x onerror=console.log('evil')>" + run["label"]
+    from pfedgate.report import html
+
+    browser.open(html.write(content, tmp_path / "evil.html"))
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert browser.console == []

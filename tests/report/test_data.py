@@ -1,0 +1,129 @@
+"""What a report says is what the run folders hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.report.conftest import SMALL
+
+from pfedgate import experiment, runfolder
+from pfedgate.report import gather, open_runs, tables
+from pfedgate.report.data import choose_baseline, labels_of
+
+
+@pytest.fixture(scope="module")
+def content(runs: Path) -> dict:
+    return gather(open_runs([runs / "pfedgate", runs / "fedavg", runs / "ditto"]))
+
+
+def test_content_is_json_and_names_every_run(content: dict) -> None:
+    again = json.loads(json.dumps(content, allow_nan=False))
+    assert [run["label"] for run in again["runs"]] == ["pfedgate", "fedavg", "ditto"]
+    assert again["baseline"] == 1  # FedAvg, though it is not the last
+
+
+def test_curves_add_up_what_was_spent(content: dict, runs: Path) -> None:
+    run = runfolder.load(runs / "pfedgate")
+    curves = content["runs"][0]["curves"]
+    assert curves["round"] == [2, 4]
+    spent = sum(r["bytes_up"] + r["bytes_down"] for r in run.metrics)
+    assert curves["bytes"][-1] == pytest.approx(spent, rel=1e-4)
+    assert curves["seconds"][-1] == pytest.approx(run.seconds, rel=1e-4)
+    assert curves["accuracy"] == pytest.approx([v for _, v in run.curve("accuracy")], rel=1e-4)
+
+
+def test_table_marks_the_best_of_each_column(content: dict) -> None:
+    table = content["table"]
+    titles = [column["title"] for column in table["head"]]
+    accuracy, uploaded = titles.index("accuracy, %"), titles.index("uploaded")
+    for column, better in ((accuracy, max), (uploaded, min)):
+        values = [row["cells"][column]["value"] for row in table["rows"]]
+        for row, value in zip(table["rows"], values, strict=True):
+            assert row["cells"][column]["best"] == (value == better(values))
+    assert any(row["cells"][uploaded]["best"] for row in table["rows"])
+
+
+def test_copies_hold_the_numbers(content: dict) -> None:
+    table = content["table"]
+    rows = list(csv.reader(io.StringIO(table["csv"])))
+    assert [row[0] for row in rows] == ["run", "pfedgate", "fedavg", "ditto"]
+    assert float(rows[1][1]) == pytest.approx(content["runs"][0]["summary"]["accuracy"], rel=1e-4)
+    assert table["latex"].count(r"\\") == 4
+    assert r"\textbf{" in table["latex"]
+    assert len(table["markdown"].splitlines()) == 5
+
+
+def test_a_tie_of_all_wins_nothing() -> None:
+    table = tables.summarise({"a": {"accuracy": 0.5}, "b": {"accuracy": 0.5}})
+    assert not any(cell["best"] for row in table["rows"] for cell in row["cells"])
+
+
+def test_runs_differ_in_what_they_differ_in(content: dict) -> None:
+    assert [row["name"] for row in content["differences"]["rows"]] == ["algorithm.name", "clients.budget"]
+
+
+def test_gates_keep_within_the_budget(content: dict, runs: Path) -> None:
+    gates = content["runs"][0]["gates"]
+    assert len(gates["clients"]) == 6  # of 8, two are novel
+    assert set(gates["clients"]) == set(runfolder.load(runs / "pfedgate").store().clients())
+    assert all(len(bits) == len(gates["blocks"]) for bits in gates["kept"])
+    assert all(0 < density <= 0.5 + 1e-6 for density in gates["density"])
+    assert sorted(gates["tree"]["leaves"]) == list(range(6))
+    assert content["runs"][1]["gates"] is None
+
+
+def test_partition_counts_every_sample(content: dict) -> None:
+    (partition,) = content["partitions"]  # one for all three runs
+    assert sum(map(sum, partition["counts"])) == 500
+    assert sum(partition["novel"]) == 2
+
+
+def test_without_the_data_a_report_is_still_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: object, **options: object) -> None:
+        raise FileNotFoundError("no such data here")
+
+    monkeypatch.setattr("pfedgate.catalogue.federation", gone)
+    content = gather(open_runs([runs / "pfedgate"]))
+    gates = content["runs"][0]["gates"]
+    assert content["partitions"] == []
+    assert "no such data here" in gates["reason"]
+    assert gates["tree"] is None
+    assert len(gates["kept"]) == 6  # from gates.jsonl
+
+
+def test_a_run_that_is_still_going(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "going"
+    shutil.copytree(runs / "pfedgate", copy)
+    for name in ("summary.json", "clients.csv"):
+        (copy / name).unlink()
+    (entry,) = gather(open_runs([copy]))["runs"]
+    assert not entry["finished"]
+    assert entry["clients"] == []
+    assert entry["summary"]["accuracy"] == pytest.approx(entry["curves"]["accuracy"][-1])
+
+
+def test_a_run_without_a_round_is_refused(tmp_path: Path) -> None:
+    runfolder.create(tmp_path / "new", experiment.recipe_of(SMALL))
+    with pytest.raises(ValueError, match="no round is finished"):
+        open_runs([tmp_path / "new"])
+
+
+def test_labels_tell_runs_of_one_name_apart() -> None:
+    paths = ("/a/x/run", "/a/y/run", "/a/z")
+    assert labels_of([runfolder.Run(Path(path)) for path in paths[:2]]) == ["x/run", "y/run"]
+    assert labels_of([runfolder.Run(Path(path)) for path in paths[1:]]) == ["run", "z"]
+
+
+def test_baselines() -> None:
+    labels, algorithms = ["one", "two"], ["ditto", "fedem"]
+    assert choose_baseline(None, labels, algorithms) == 1
+    assert choose_baseline("ditto", labels, algorithms) == 0
+    assert choose_baseline("two", labels, algorithms) == 1
+    assert choose_baseline(None, ["one"], ["fedavg"]) is None
+    with pytest.raises(ValueError, match="did you mean 'ditto'"):
+        choose_baseline("dito", labels, algorithms)

@@ -1,0 +1,108 @@
+"""The file: whole, safe and small. What it looks like in a browser is in test_browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pfedgate import report
+from pfedgate.cli import app
+from pfedgate.report import figures, html
+from pfedgate.report.figures import FIGURES, draw_all
+
+
+@pytest.fixture(scope="module")
+def content(runs: Path) -> dict:
+    return report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
+
+
+def test_nothing_comes_from_elsewhere(content: dict) -> None:
+    page = html.render(content)
+    assert len(page) < html.LARGEST
+    links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)""", page)
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!\s*data:)", page)
+    assert "default-src 'none'" in page
+
+
+def test_text_of_runs_cannot_become_markup(content: dict) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    page = html.render({**content, "title": evil, "runs": [{**run, "label": evil} for run in content["runs"]]})
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    data = re.search(r'id="data">(.*?)</script>', page, re.S)
+    assert data is not None
+    assert json.loads(data.group(1))["runs"][0]["label"] == evil
+
+
+def test_a_page_that_is_too_large_loses_weights_first(
+    content: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "LARGEST", 1000)
+    page = html.write(content, tmp_path / "r.html").read_text()
+    data = re.search(r'id="data">(.*?)</script>', page, re.S)
+    assert data is not None
+    gates = json.loads(data.group(1))["runs"][0]["gates"]
+    assert gates["weights"] is None
+    assert gates["kept"]
+
+
+def test_command(runs: Path, tmp_path: Path) -> None:
+    args = [
+        "report",
+        str(runs / "pfedgate"),
+        str(runs / "fedavg"),
+        "--out",
+        str(tmp_path / "r.html"),
+        "--title",
+        "My <runs>",
+    ]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert str(tmp_path / "r.html") in result.output.replace("\n", "")
+    assert "<title>My &lt;runs&gt;</title>" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--baseline", "fedavq"], "did you mean 'fedavg'"),
+        (["--figures", "jpg"], "unknown format"),
+        (["nowhere"], "holds no run"),
+    ],
+)
+def test_command_says_what_is_wrong(runs: Path, more: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["report", str(runs / "fedavg"), *more])
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+def test_default_place(runs: Path) -> None:
+    assert report.write([runs / "fedavg"])[0] == runs / "fedavg" / "report.html"
+
+
+def test_figures(content: dict, tmp_path: Path) -> None:
+    found = draw_all(content, tmp_path, "svg")
+    assert [path.name for path in found] == [f"{name}.svg" for name in FIGURES]
+    assert all(path.read_bytes().startswith(b"<?xml") for path in found)
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_figures_are_the_same_every_time(
+    content: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, start: bytes
+) -> None:
+    monkeypatch.setattr(figures, "FIGURES", {"blocks": FIGURES["blocks"]})
+    (first,), (second,) = (draw_all(content, tmp_path / name, kind) for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes().startswith(start)
+
+
+def test_figures_without_anything_to_show_are_left_out(content: dict, tmp_path: Path) -> None:
+    plain = {**content, "runs": [content["runs"][1]], "baseline": None, "partitions": []}
+    names = {path.stem for path in draw_all(plain, tmp_path, "svg")}
+    assert names == {"accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted"}

@@ -1,0 +1,97 @@
+"""Following a run in the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pfedgate import experiment, runfolder, watch
+from pfedgate.cli import app
+
+
+def started(folder: Path, rounds: int) -> Path:
+    """A folder as a run of 10 rounds leaves it after some."""
+    recipe = experiment.recipe_of({"algorithm": {"name": "fedavg"}, "train": {"rounds": 10}})
+    runfolder.create(folder, recipe)
+    for number in range(1, rounds + 1):
+        record: dict[str, Any] = {"round": number, "loss": 2.0 / number, "bytes_up": 1000, "bytes_down": 2000}
+        if number % 2 == 0:
+            record["after_broadcast"] = {"accuracy": number / 10, "bottom_decile": number / 20}
+        timing = {"round": number, "seconds": 2.0, "seconds_evaluation": 1.0}
+        for name, line in (("metrics", record), ("timing", timing)):
+            with (folder / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def shown(folder: Path) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(watch.view(runfolder.load_all(folder)))
+    return console.export_text()
+
+
+def test_what_is_shown(tmp_path: Path) -> None:
+    text = shown(started(tmp_path / "run", 4))
+    assert "4 / 10" in text
+    assert "40.0 %" in text
+    assert "up 4.0 kB" in text or "up 4 kB" in text
+    assert "0:18 left" in text  # six rounds of three seconds
+
+
+def test_before_the_first_round(tmp_path: Path) -> None:
+    assert "no round is finished yet" in shown(started(tmp_path / "run", 0))
+
+
+def test_a_run_that_fell_silent(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run", 3)
+    long_ago = time.time() - 3600
+    os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
+    assert "pfedgate resume" in shown(folder)
+
+
+def test_a_half_written_line_is_not_read(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run", 3)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "lo')
+    assert "3 / 10" in shown(folder)
+
+
+def test_follow_ends_with_the_run(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run", 10)
+
+    def finish() -> None:
+        time.sleep(0.3)
+        (folder / "summary.json").write_text("{}")
+
+    other = threading.Thread(target=finish)
+    other.start()
+    console = Console(width=120, file=io.StringIO())
+    watch.follow(folder, console, every=0.05)
+    other.join()
+    assert "finished" in watch.state(runfolder.load(folder))
+
+
+def test_command(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["watch", "--once", str(started(tmp_path / "run", 2))])
+    assert result.exit_code == 0, result.output
+    assert "2 / 10" in result.output
+    assert CliRunner().invoke(app, ["watch", str(tmp_path)]).exit_code == 1
+
+
+def test_sparks() -> None:
+    assert watch.spark([]) == ""
+    assert watch.spark([1.0, 1.0]) == "▁▁"
+    many = watch.spark([float(i) for i in range(100)], width=10)
+    assert len(many) == 10
+    assert many[-1] == "█"
+    with pytest.raises(ValueError, match="more than 0"):
+        watch.follow(".", Console(), every=0)
