@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -56,7 +57,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            with _terminable():
+            with _terminable(), _warnings():
                 return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
@@ -87,6 +88,18 @@ def told(error: Exception) -> str:
     if isinstance(error, EXPECTED) and " " in text:
         return text
     return f"{type(error).__name__}: {text}. Run it again with --debug for details."
+
+
+@contextmanager
+def _warnings() -> Iterator[None]:
+    """Warnings as one line each, without the source code that raised them."""
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        err().print(Text.assemble(("warning: ", "yellow"), str(message)), soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager
