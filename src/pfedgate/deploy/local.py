@@ -4,7 +4,7 @@
         for line in fleet.run(app, {"folder": "runs/first"}):
             ...
 
-Only what was started here is stopped, by process group. Nothing listens beyond 127.0.0.1.
+Only what was started here is stopped. Nothing listens beyond 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -12,27 +12,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any
 
 from pfedgate import toml
 from pfedgate.deploy import certs, init, need_flower
+from pfedgate.deploy.processes import FleetError, Process, lines, stop
+from pfedgate.deploy.proxy import Proxy
 
 HOST, NAME = "127.0.0.1", "fleet"
 UP = 60.0  # seconds for the SuperLink to listen: it imports much, and machines are slow
-
-
-class FleetError(RuntimeError):
-    """A process of the fleet failed; says where its log is."""
 
 
 def free_port() -> int:
@@ -56,6 +50,7 @@ class LocalFleet:
         secure: bool = True,
         configs: Sequence[Mapping[str, Any]] | None = None,
         states: str | Path | None = None,
+        tap: Callable[[int], Proxy] | None = None,
         patience: float = UP,
     ) -> None:
         need_flower()
@@ -70,10 +65,11 @@ class LocalFleet:
             for at, (share, own) in enumerate(zip(shares, given, strict=True))
         ]
         self.port = 0
-        self.via = 0  # another port to reach the SuperLink by: a proxy, say
-        self.link: subprocess.Popen[bytes] | None = None
-        self.started: dict[int, subprocess.Popen[bytes]] = {}
-        self._all: list[subprocess.Popen[bytes]] = []
+        self.tap = tap  # makes a proxy to a port: nodes go through it
+        self.proxy: Proxy | None = None
+        self.link: Process | None = None
+        self.started: dict[int, Process] = {}
+        self._all: list[Process] = []
 
     # -- life
     def __enter__(self) -> LocalFleet:
@@ -106,6 +102,8 @@ class LocalFleet:
             "--disable-runtime-dependency-installation", "--database", str(self.folder / "link.db"),
         )  # fmt: skip
         self._wait_for(self.port, self.link)
+        if self.tap is not None and self.proxy is None:
+            self.proxy = self.tap(self.port)
         trust = f"root-certificates = {toml.dump(str(self.folder / 'keys' / 'ca.crt'))}"
         address = f'[superlink.{NAME}]\naddress = "{HOST}:{self.port}"\n'
         text = address + (trust if self.secure else "insecure = true") + "\n"
@@ -114,16 +112,17 @@ class LocalFleet:
             for at in range(self.nodes):
                 self.flwr("supernode", "register", str(self.folder / "keys" / f"node-{at}.pub"), NAME)
 
-    def start_node(self, at: int, key: str | None = None) -> subprocess.Popen[bytes]:
+    def start_node(self, at: int, key: str | None = None) -> Process:
         """One SuperNode; `key` is the name of another private key than its own."""
         options = ["--insecure"]
         if self.secure:
             keys = self.folder / "keys"
             options = ["--root-certificates", str(keys / "ca.crt")]
             options += ["--auth-supernode-private-key", str(keys / (key or f"node-{at}"))]
+        port = self.proxy.port if self.proxy else self.port
         config = " ".join(f"{name}={toml.dump(value)}" for name, value in self.configs[at].items())
         self.started[at] = self._start(
-            f"node-{at}", "flower-supernode", "--superlink", f"{HOST}:{self.via or self.port}", *options,
+            f"node-{at}", "flower-supernode", "--superlink", f"{HOST}:{port}", *options,
             "--host", HOST, "--port", str(free_port()), "--node-config", config,
         )  # fmt: skip
         return self.started[at]
@@ -134,6 +133,8 @@ class LocalFleet:
             stop(process)
         self._all.clear()
         self.started.clear()
+        if self.proxy is not None:
+            self.proxy.close()
 
     # -- use
     def run(
@@ -141,16 +142,16 @@ class LocalFleet:
     ) -> Iterator[str]:
         """Run an app and yield its log, line by line; an error if it did not complete, or not in time."""
         chosen = self.folder / "run.toml"
-        lines = "".join(f"{name} = {toml.dump(value)}\n" for name, value in (config or {}).items())
-        chosen.write_text(lines, encoding="utf-8")
-        options = ["--run-config", str(chosen)] if lines else []
+        text = "".join(f"{name} = {toml.dump(value)}\n" for name, value in (config or {}).items())
+        chosen.write_text(text, encoding="utf-8")
+        options = ["--run-config", str(chosen)] if text else []
         process = self._popen(
             [program("flwr"), "run", str(Path(app).resolve()), NAME, "--stream", *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._all.append(process)
         try:
-            yield from _lines(process, time.monotonic() + timeout)
+            yield from lines(process, time.monotonic() + timeout)
         finally:
             stop(process)
             self._all.remove(process)
@@ -190,19 +191,19 @@ class LocalFleet:
             "NO_COLOR": "1",
         }
 
-    def _start(self, name: str, command: str, *options: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, command: str, *options: str) -> Process:
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             process = self._popen([program(command), *options], stdout=log, stderr=subprocess.STDOUT)
         self._all.append(process)
         return process
 
-    def _popen(self, command: Sequence[str], **given: Any) -> subprocess.Popen[bytes]:
+    def _popen(self, command: Sequence[str], **given: Any) -> Process:
         # A session of its own: its children are in its group, and Ctrl-C is ours to handle.
         return subprocess.Popen(
             command, env=self.environment(), stdin=subprocess.DEVNULL, start_new_session=True, **given
         )
 
-    def _wait_for(self, port: int, process: subprocess.Popen[bytes]) -> None:
+    def _wait_for(self, port: int, process: Process) -> None:
         until = time.monotonic() + self.patience
         while time.monotonic() < until and process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
@@ -215,48 +216,6 @@ def program(name: str) -> str:
     """A program of the environment this Python belongs to."""
     found = Path(sys.executable).parent / name
     return str(found) if found.exists() else name
-
-
-def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """End a process and its group: asked first, then made to."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
-    with contextlib.suppress(ProcessLookupError):  # children may outlive their parent
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """As if the machine had lost power: the process and its group at once, unasked."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _lines(process: subprocess.Popen[bytes], until: float) -> Iterator[str]:
-    """Lines of a process as they come, but no longer than `until`: reading alone could wait for ever."""
-    queue: Queue[str | None] = Queue()
-
-    def read() -> None:
-        assert process.stdout is not None
-        with contextlib.suppress(ValueError):  # closed under our hands
-            for raw in process.stdout:
-                queue.put(re.sub(r"\x1b\[[0-9;]*m", "", raw.decode(errors="replace")).rstrip())
-        queue.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = queue.get(timeout=max(0.0, until - time.monotonic()))
-        except Empty:
-            raise FleetError("the run did not end in time") from None
-        if line is None:
-            return
-        yield line
 
 
 def once(

@@ -1,0 +1,101 @@
+"""Bytes of a round on the wire against the packed size, and pFedGate's upload at s = .3 against FedAvg's.
+
+A real fleet on loopback without TLS (which would add about half a percent); a TCP proxy between nodes and server counts
+everything that passes: HTTP, protobuf, polling, heartbeats. Rounds after the first are counted, without evaluation.
+Run `python benchmarks/wire.py --quick`. Writes benchmarks/results/wire.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pfedgate import runfolder
+from pfedgate.deploy import init
+from pfedgate.deploy.local import LocalFleet
+from pfedgate.deploy.proxy import Proxy
+
+RECIPE = """
+[data]
+name = "digits"
+clients = 20
+
+[algorithm]
+name = "{algorithm}"
+
+[train]
+rounds = {rounds}
+
+[clients]
+budget = {budget}
+
+[evaluate]
+every = 0
+
+[deploy]
+nodes = {nodes}
+start = 600
+deadline = 600
+"""
+
+
+def measure(folder: Path, algorithm: str, budget: float, rounds: int, nodes: int) -> dict[str, Any]:
+    """Bytes up and down per round: on the wire, and as packed."""
+    recipe = folder / "recipe.toml"
+    folder.mkdir(parents=True)
+    recipe.write_text(RECIPE.format(algorithm=algorithm, rounds=rounds, budget=budget, nodes=nodes))
+    app = init.write(folder / "app", recipe)
+    marks: list[tuple[int, int]] = []
+    with LocalFleet(folder / "fleet", nodes=nodes, secure=False, tap=Proxy, patience=300) as fleet:
+        assert fleet.proxy is not None
+        for line in fleet.run(app, {"folder": str(folder / "run")}):
+            if re.search(r"round \d+/\d+:", line):
+                marks.append((fleet.proxy.up, fleet.proxy.down))
+    packed = runfolder.load(folder / "run").metrics
+    counted = range(1, rounds)
+    each = {
+        "up": sum(marks[at][0] - marks[at - 1][0] for at in counted) / len(counted),
+        "down": sum(marks[at][1] - marks[at - 1][1] for at in counted) / len(counted),
+        "packed_up": sum(packed[at]["bytes_up"] for at in counted) / len(counted),
+        # All clients of a node share one State: it is sent to the node once.
+        "packed_down": sum(packed[at]["bytes_down"] for at in counted) / len(counted) / 20 * nodes,
+    }
+    return {"algorithm": algorithm, "budget": budget, **each}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="two rounds instead of four")
+    options.add_argument("--nodes", type=int, default=3)
+    given = options.parse_args()
+    rounds = 2 if given.quick else 4
+    with tempfile.TemporaryDirectory() as work:
+        found = [
+            measure(Path(work) / name, name, budget, rounds, given.nodes)
+            for name, budget in (("fedavg", 1.0), ("pfedgate", 0.3))
+        ]
+    table = Table(title="bytes per round")
+    for title in ("algorithm", "budget", "wire up", "/ packed", "wire down", "/ packed", "up / FedAvg's"):
+        table.add_column(title, justify="right")
+    for row in found:
+        row["up_ratio"], row["down_ratio"] = row["up"] / row["packed_up"], row["down"] / row["packed_down"]
+        row["of_fedavg"] = row["up"] / found[0]["up"]
+        table.add_row(
+            row["algorithm"], f"{row['budget']:g}", f"{row['up']:,.0f}", f"{row['up_ratio']:.3f}",
+            f"{row['down']:,.0f}", f"{row['down_ratio']:.3f}", f"{row['of_fedavg']:.3f}",
+        )  # fmt: skip
+    Console().print(table)
+    out = Path(__file__).parent / "results" / "wire.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps({"rounds": rounds, "nodes": given.nodes, "runs": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

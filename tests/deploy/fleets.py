@@ -1,0 +1,74 @@
+"""Real fleets for tests: apps, processes of one fleet, and patience that a busy machine may need."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pfedgate import toml
+from pfedgate.deploy import init
+from pfedgate.deploy.local import LocalFleet
+
+# A fleet is some ten processes that import torch; PFEDGATE_TEST_PATIENCE=3 on a machine that is busy otherwise.
+PATIENCE = float(os.environ.get("PFEDGATE_TEST_PATIENCE", "1"))
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 3, "samples": 300},
+    "model": {"name": "mlp", "hidden": [96]},
+    "algorithm": {"name": "pfedgate"},
+    "train": {"rounds": 2},
+    "clients": {"budget": 0.5},
+    "run": {"stack": 0, "workers": 1},
+}
+
+
+def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
+    """An app of this recipe."""
+    settings = {"nodes": 3, "start": 120 * PATIENCE, "deadline": 120 * PATIENCE, **deploy}
+    recipe = folder / "recipe.toml"
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    whole = {**tables, "deploy": settings}
+    recipe.write_text("".join(f"{name} = {toml.dump(table)}\n" for name, table in whole.items()), encoding="utf-8")
+    return init.write(folder / "app", recipe)
+
+
+def run(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
+    """The log of a run."""
+    return list(fleet.run(app, config, timeout=timeout * PATIENCE))
+
+
+def processes(folder: Path) -> list[int]:
+    """Processes whose Flower home is in this folder: all that a fleet there has started, however deep."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"FLWR_HOME={folder}".encode() in environment and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
+    """An error if it does not come true in time."""
+    until = time.monotonic() + seconds * PATIENCE
+    while not true():
+        assert time.monotonic() < until, f"{what}: not within {seconds * PATIENCE:.0f} s"
+        time.sleep(0.2)
+
+
+def gates(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Private states of a fleet whose nodes keep them in folder/node-0, …"""
+    from pfedgate.deploy import state
+
+    for at in range(nodes):
+        for experiment in sorted((folder / f"node-{at}").glob("*")):
+            store = state.current(folder / f"node-{at}", experiment.name, f"{at}-of-{nodes}")
+            for client in store.clients():
+                yield client, store.get(client) or {}
