@@ -77,11 +77,11 @@ def test_is_fedavg_when_switched_off(name: str, options: dict[str, Any], persist
 
 
 @pytest.mark.parametrize(("name", "options"), SHARED, ids=ids(SHARED))
-@pytest.mark.parametrize("model", [dropout_mlp, normed_mlp])
+@pytest.mark.parametrize(("model", "persist"), [(dropout_mlp, True), (normed_mlp, False)])
 def test_the_shared_branch_is_fedavg_whatever_the_personal_one_does(
-    name: str, options: dict[str, Any], model: Any
+    name: str, options: dict[str, Any], model: Any, persist: bool
 ) -> None:
-    federation, given = clusters((24, 18, 30, 10, 20)), task(model)
+    federation, given = clusters((24, 18, 30, 10, 20)), task(model, persist_momentum=persist)
     expected = run(build("fedavg", given), federation, sample=0.6)
     found = run(build(name, given, **options), federation, sample=0.6)
     assert equal(found.server, expected.server)
