@@ -1,0 +1,222 @@
+"""From a recipe to a result: the one way to run, used by Python and by the command line alike.
+
+run()                                                  pFedGate on scikit-learn's digits
+run("recipes/cifar10-quick.toml", out="runs/c10")      a recipe, kept in a folder; resume("runs/c10") goes on
+run(data="digits", algorithm="fedavg", train={"rounds": 20}, clients={"budget": 0.5})
+run(data=my_federation, model=my_module)               your own data and module
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate import algorithms, catalogue, engine, models, runfolder
+from pfedgate.algorithm import Algorithm
+from pfedgate.config import GIVEN, Recipe, RecipeError, resolve
+from pfedgate.engine import Callback, Options, Result, choose_device
+from pfedgate.exchange.processes import Processes
+from pfedgate.gates import Recorder
+from pfedgate.seeds import generator
+from pfedgate.serve import Endpoint
+from pfedgate.types import Federation, Task
+from pfedgate.workspace import flops_per_sample
+
+__all__ = ["Plan", "plan", "recipe_of", "resume", "run"]
+
+Source = str | Path | Mapping[str, Any] | Recipe | None
+# Floating-point operations of a whole run from which on worker processes repay their start (about a minute's work).
+WORTH_WORKERS = 1e12
+SMALLEST_IMAGE = 16  # pixels a side that two convolutions of 5×5 and their pooling need
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe made real: data loaded, task and algorithm built. `pfedgate.engine.run` takes these."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    federation: Federation
+    options: Options
+
+    @property
+    def workers(self) -> int:
+        """Processes that will be used."""
+        chosen = self.recipe.run.workers
+        if isinstance(chosen, int):
+            return chosen
+        if choose_device(self.options.device).type != "cpu":
+            return 1  # several processes would fight over one accelerator
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores if _work(self) >= WORTH_WORKERS else 1
+
+    def run(
+        self, *, folder: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
+    ) -> Result:
+        """All rounds."""
+        workers = self.workers
+        exchange: Callable[..., engine.Exchange] = Endpoint
+        if workers > 1:
+            exchange = functools.partial(Processes, workers=workers)
+        return engine.run(
+            self.algorithm,
+            self.federation,
+            self.options,
+            exchange=exchange,
+            folder=folder,
+            resume=resume,
+            callbacks=[*Recorder.wanted(self.algorithm, self.federation, self.options, folder), *callbacks],
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model by name, made when called. Equal ones are equal, so that each process builds a workspace only once."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    classes: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self) -> nn.Module:
+        return models.build(self.name, self.input_shape, self.classes, **dict(self.options))
+
+
+def run(
+    recipe: Source = None, /, *, out: str | Path | None = None, callbacks: Sequence[Callback] = (), **sections: Any
+) -> Result:
+    """Train as a recipe says and return what was learnt.
+
+    recipe     a path, a mapping of sections, a `Recipe`, or nothing: pFedGate on digits
+    out        keep everything in this folder (see `runfolder`); without it nothing is written
+    callbacks  called with {"event": "start" | "round" | "end", …}
+    sections   go over the recipe: train={"rounds": 3}; data, model and algorithm may be just a name;
+               data may be a federation (`pfedgate.data.from_arrays` and its kin), model a module or a function
+
+    >>> result = run(algorithm="fedavg", train={"rounds": 2}, data={"name": "digits", "clients": 4})
+    >>> len(result.history), result.summary["clients"]
+    (2, 4)
+    """
+    given = {name: sections.pop(name) for name in ("data", "model") if _is_object(sections.get(name))}
+    chosen = recipe_of(recipe, sections, **given)
+    folder = None if out is None else runfolder.create(out, chosen)
+    made = plan(chosen, **given)
+    if folder is not None:
+        runfolder.note_environment(folder)
+    return made.run(folder=out, callbacks=callbacks)
+
+
+def resume(path: str | Path, *, data: Any = None, model: Any = None, callbacks: Sequence[Callback] = ()) -> Result:
+    """Go on with the run in a folder; the result is the same, bit for bit, as without the interruption.
+
+    A run whose `data` or `model` was a Python object needs the same object again.
+    """
+    folder = runfolder.load(path)
+    made = plan(folder.recipe, data=data, model=model)
+    runfolder.note_environment(folder)
+    return made.run(folder=folder.path, resume=True, callbacks=callbacks)
+
+
+def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any = None) -> Recipe:
+    """The resolved recipe of a source and the layers over it; `data` and `model` are objects instead of names."""
+    first = source.tables() if isinstance(source, Recipe) else source
+    given: dict[str, Any] = {}
+    if data is not None:
+        given["data"] = {"name": GIVEN}
+        shape = tuple(getattr(data, "input_shape", ()))
+        if len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE:
+            given["model"] = {"name": "cnn_cifar10"}
+    if model is not None:
+        given["model"] = {"name": GIVEN}
+    if data is not None and isinstance(first, Mapping):
+        first = {key: value for key, value in first.items() if key.partition(".")[0] != "data"}
+    return resolve(first, given, *layers)
+
+
+def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Plan:
+    """Load the data and build the algorithm of a recipe."""
+    for name, part, value in (("data", recipe.data, data), ("model", recipe.model, model)):
+        if (part.name == GIVEN) != (value is not None):
+            raise RecipeError(
+                f"this run's {name} was a Python object: give the same again, resume(path, {name}=…)"
+                if value is None
+                else f"this recipe names its own {name}, {part.name!r}: leave out {name}=…"
+            )
+    session, train = recipe.run, recipe.train
+    federation: Federation = data
+    if data is None:
+        federation = catalogue.federation(
+            recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=session.seed
+        )
+    task = Task(
+        model=_network(recipe, federation) if model is None else _factory(model),
+        optim=recipe.optim(),
+        schedule=recipe.schedule(),
+        batch=train.batch,
+        epochs=train.epochs,
+        steps=train.steps,
+        drop_last=train.drop_last,
+        eval_batch=recipe.evaluate.batch,
+        example=_example(federation, train.batch),
+    )
+    algorithm = algorithms.build(recipe.algorithm.name, task, **recipe.algorithm.options)
+    return Plan(recipe, algorithm, federation, recipe.options())
+
+
+def _is_object(value: Any) -> bool:
+    return value is not None and not isinstance(value, (str, Mapping))
+
+
+def _network(recipe: Recipe, federation: Any) -> Network:
+    try:
+        shape, classes = tuple(federation.input_shape), int(federation.classes)
+    except AttributeError:
+        raise RecipeError("a model by name needs data with `input_shape` and `classes`; or give model=…") from None
+    return Network(recipe.model.name, shape, classes, tuple(sorted(recipe.model.options.items())))
+
+
+def _factory(model: Any) -> Callable[[], nn.Module]:
+    """A module is copied, weights included; a function is called for every fresh model."""
+    if isinstance(model, nn.Module):
+        return functools.partial(copy.deepcopy, model)
+    if not callable(model):
+        raise TypeError(f"model is a name, a torch module or a function that makes one, got {type(model).__name__}")
+    made: Callable[[], nn.Module] = model
+    return made
+
+
+def _example(federation: Federation, batch: int) -> Tensor:
+    """A batch as the model sees it, of noise: shapes and types are needed, nobody's data is."""
+    raw = federation.part(federation.clients[0], "train").x[:1]
+    return federation.prepare(_noise(tuple(raw.shape[1:]), raw.dtype, batch))
+
+
+@functools.lru_cache(maxsize=32)
+def _noise(shape: tuple[int, ...], dtype: torch.dtype, batch: int) -> Tensor:
+    stream = generator(0, "example")
+    if dtype.is_floating_point:
+        return torch.randn((batch, *shape), generator=stream, dtype=dtype)
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, (batch, *shape), generator=stream, dtype=dtype)
+    return torch.zeros((batch, *shape), dtype=dtype)  # tokens: 0 is in every vocabulary
+
+
+def _work(made: Plan) -> float:
+    """Floating-point operations of all rounds, roughly: as if every method trained the dense model once."""
+    task, options = made.algorithm.task, made.options
+    assert task.example is not None
+    each = flops_per_sample(task.model, None, task.example.shape[1:], task.example.dtype, True)
+    clients = made.federation.clients
+    seen = clients[:200]  # an estimate will do, and there may be very many
+    mean = sum(made.federation.part(client, "train").n for client in seen) / max(1, len(seen))
+    sampled = options.sample * len(clients) if isinstance(options.sample, float) else options.sample
+    samples = mean * task.epochs if task.steps is None else task.steps * task.batch
+    return each * samples * min(sampled, len(clients)) * options.rounds
