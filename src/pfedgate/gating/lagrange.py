@@ -116,6 +116,9 @@ class Elimination:
         for edges, weights, products in self._stacks:
             stack = (prices @ weights).T[:, :, None, None] * -products
             tables.update(zip(edges, stack, strict=True))
+        if not self._stacks:
+            alone: Ints = own.argmax(2)
+            return alone
         kept = np.zeros(own.shape[:2], dtype=np.int64)
         steps = []
         for g, near in self._plan:
@@ -154,7 +157,7 @@ class Descent:
         kept[len(kept) // 2 :] = self._most
         for _ in range(SWEEPS):
             before = kept.copy()
-            for g in range(kept.shape[1]):
+            for g in range(len(self._most)):
                 field = (coupling[:, g] * kept).sum(1, keepdims=True)
                 kept[:, g] = (own[:, g] - field * k[g]).argmax(1)
             if (kept == before).all():

@@ -11,24 +11,22 @@ import numpy as np
 from .costs import Floats, Ints
 from .lagrange import Quadratic
 
-RANKS = 24  # small changes considered together
-RANK_SUM = 32  # largest sum of ranks of a set: 2,703 sets
+RANK_SUMS = (16, 20)  # of the changes with odd ranks and of those with even ranks: 169 sets of each, or 371
 SPANS = ((0, 1), (1, 2), (2, 4))  # a change adds or drops the blocks from the first to the second next to the count
 
 
-def _sets(total: int, width: int) -> Floats:
-    """All sets of distinct ranks 1..width with a sum of at most `total`, as rows of zeros and ones."""
+def _sets(total: int) -> Floats:
+    """All sets of different ranks 1, 2, ... with a sum of at most `total`, as rows of zeros and ones."""
     rows: list[list[int]] = [[]]
     for row in rows:
-        start = row[-1] + 1 if row else 1
-        rows.extend([*row, rank] for rank in range(start, min(width, total - sum(row)) + 1))
-    result = np.zeros((len(rows) - 1, width))
-    for i, row in enumerate(rows[1:]):
-        result[i, np.array(row) - 1] = 1.0
+        rows.extend([*row, rank] for rank in range(row[-1] + 1 if row else 1, total - sum(row) + 1))
+    result = np.zeros((len(rows), total))
+    for i, row in enumerate(rows):
+        result[i, np.array(row, dtype=int) - 1] = 1.0
     return result
 
 
-SETS = _sets(RANK_SUM, RANKS)
+SETS = tuple(_sets(total) for total in RANK_SUMS)
 
 
 class Polish:
@@ -76,7 +74,7 @@ class Polish:
             kept[g] += 1
             room -= needed[:, g]
 
-    def exchange(self, kept: Ints, prefix: Floats, prices: Floats) -> Ints | None:
+    def exchange(self, kept: Ints, prefix: Floats, prices: Floats, tried: Floats) -> Ints | None:
         """The best set of changes tried that still fits, if any is better than none."""
         costs, group = self._costs, self._group
         marginal = costs.marginal(kept.astype(float))
@@ -86,22 +84,31 @@ class Polish:
         change = far - near
         value = prefix[group, far] - prefix[group, near]
         loss = np.where(change != 0, (prices @ marginal)[group] * change - value, np.inf)
-        chosen = np.argsort(loss, kind="stable")[:RANKS]
+        chosen = np.argsort(loss, kind="stable")[: 2 * tried.shape[1]]
         chosen = chosen[change[chosen] != 0]
         group, step, value = group[chosen], change[chosen].astype(float), value[chosen]
-        gain = SETS[:, : len(chosen)] @ value
-        better = np.flatnonzero(gain > 0)
-        if not better.size:
-            return None
-        sets, gain = SETS[better, : len(chosen)], gain[better]
-        added = sets @ (marginal[:, group] * step).T
-        for r in self._bent:
-            curve = self._curve[r, group[:, None], group] * (0.5 * step[:, None] * step)
-            added[:, r] += np.einsum("ij,ij->i", sets @ curve, sets)
         room = costs.limits - costs.cost(kept.astype(float))
-        gain = np.where((added <= room).all(1), gain, 0.0)
-        best = int(gain.argmax())
-        if gain[best] <= 0:
+        linear = marginal[:, group] * step
+        curve = self._curve[:, group[:, None], group] * (0.5 * step[:, None] * step)
+        halves = slice(0, None, 2), slice(1, None, 2)  # any set of one half of the changes with any of the other
+        sets = [tried[:, : len(chosen[half])] for half in halves]
+        gain = np.add.outer(*(part @ value[half] for part, half in zip(sets, halves, strict=True)))
+        fits = gain > 0
+        for r, left in enumerate(room.tolist()):
+            own = [part @ linear[r, half] for part, half in zip(sets, halves, strict=True)]
+            if r in self._bent:
+                own = [
+                    cost + ((part @ curve[r, half, half]) * part).sum(1)
+                    for cost, part, half in zip(own, sets, halves, strict=True)
+                ]
+            added = np.add.outer(*own)
+            if r in self._bent:
+                added += (sets[0] @ (2 * curve[r, halves[0], halves[1]])) @ sets[1].T
+            fits &= added <= left
+        gain *= fits
+        first, second = divmod(int(gain.argmax()), gain.shape[1])
+        if gain[first, second] <= 0:
             return None
-        moves = np.bincount(group, sets[best] * step, len(self._groups))
-        return kept + moves.astype(np.int64)
+        moves = np.zeros(len(chosen))
+        moves[halves[0]], moves[halves[1]] = sets[0][first], sets[1][second]
+        return kept + np.bincount(group, moves * step, len(self._groups)).astype(np.int64)

@@ -6,7 +6,7 @@ Only resources that can be exceeded are left in, and groups whose blocks cost th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,16 +127,17 @@ class Problem:
                 return limit
         return total
 
-    def _some_maximal(self) -> list[Ints]:
+    def _some_maximal(self) -> Iterator[Ints]:
         """Maximal vectors found by filling one group first: a single one exactly if there is no other at all."""
-        found: dict[tuple[int, ...], Ints] = {}
+        found = set()
         for lead in range(len(self.counts)):
             kept = np.zeros_like(self.counts)
             for g in [lead, *range(len(self.counts))]:
                 while kept[g] < self.counts[g] and self.feasible(kept + (np.arange(len(kept)) == g)):
                     kept[g] += 1
-            found[tuple(kept.tolist())] = kept
-        return list(found.values())
+            if kept.tobytes() not in found:
+                found.add(kept.tobytes())
+                yield kept
 
 
 def _alike(step: Floats, linear: Floats, pairs: Floats) -> list[list[int]]:

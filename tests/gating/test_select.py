@@ -1,0 +1,314 @@
+"""The choice of blocks: exact where it claims to be, close elsewhere, never over the budget."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gating.selection import (
+    KINDS,
+    Floats,
+    by_brute_force,
+    by_milp,
+    cifar10,
+    concatenated,
+    cost_by_terms,
+    femnist,
+    flat,
+    importances,
+    independent,
+    plain,
+    residual,
+)
+
+from pfedgate.gating.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
+
+RESNET_SIZES = [64 * w for w in range(9, 32)] + [w * w * 9 + 3 for w in (16, 23, 32, 45, 64, 77)]
+
+
+def value(selector: Selector, importance: Floats) -> float:
+    """Value of the selection, after a check that it keeps its promises."""
+    mask = selector.select(importance)
+    cost = cost_by_terms(selector.costs, selector.costs.kept(mask))
+    for resource, limit in selector.limits.items():
+        assert cost.get(resource, 0.0) <= limit * (1 + 1e-12), resource
+    assert not mask[importance < 0].any()
+    return float(importance[mask].sum())
+
+
+@st.composite
+def small_problems(draw: st.DrawFn) -> tuple[CostModel, Budget, Floats]:
+    """At most 10 blocks in at most 4 groups, one to three resources, products, squares, ties, negative importances."""
+    counts = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(lambda c: 1 <= sum(c) <= 10))
+    groups = []
+    for i, count in enumerate(counts):
+        first, step = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+        groups.append(Group(f"g{i}", max(1, first + step * count), max(first, 1 - step * count), step, count))
+    terms = []
+    for resource in draw(st.sampled_from([("params",), ("params", "flops"), ("params", "flops", "activation_bytes")])):
+        for _ in range(draw(st.integers(1, 5))):
+            touched = tuple(draw(st.lists(st.integers(0, len(groups) - 1), max_size=2)))
+            scale = math.prod(groups[g].units for g in touched)
+            terms.append(Term(resource, float(draw(st.integers(0, 9)) * scale), touched))
+    share = st.floats(0.05, 1.0)
+    budget = Budget.of({resource: draw(share) for resource in {term.resource for term in terms}})
+    number = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 1e-7, 1.0]) | st.floats(-0.3, 1.0)
+    importance = np.array([draw(number) for _ in range(sum(counts))])
+    return CostModel(tuple(groups), tuple(terms)), budget, importance
+
+
+class TestExact:
+    @given(small_problems())
+    def test_equals_brute_force(self, problem: tuple[CostModel, Budget, Floats]) -> None:
+        costs, budget, importance = problem
+        try:
+            selector = Selector(costs, budget)
+        except InfeasibleBudget:
+            smallest, limits = cost_by_terms(costs, [0] * len(costs.groups)), budget.limits(costs)
+            assert any(smallest[r] > limits[r] * (1 - 1e-12) for r in limits)
+            return
+        assert value(selector, importance) == pytest.approx(
+            by_brute_force(costs, selector.limits, importance), abs=1e-9
+        )
+
+    @pytest.mark.parametrize("budget", [Budget(params=0.4), Budget.of(0.4)])
+    def test_equals_brute_force_at_sixteen_blocks(self, budget: Budget) -> None:
+        random = np.random.default_rng(3)
+        costs = plain(4, random, blocks=4)
+        importance = random.random(16)
+        selector = Selector(costs, budget)
+        assert value(selector, importance) == pytest.approx(by_brute_force(costs, selector.limits, importance))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("costs", [cifar10(), femnist()], ids=["cifar10", "femnist"])
+    @pytest.mark.parametrize(
+        "budget", [Budget.of(0.3), Budget(params=0.5), Budget(flops=0.3, activation_bytes=0.6)], ids=str
+    )
+    def test_equals_milp_on_the_papers_networks(self, costs: CostModel, budget: Budget, kind: str) -> None:
+        importance = importances(kind, costs, np.random.default_rng(5))
+        selector = Selector(costs, budget)
+        assert selector.solver == "Frontier"
+        assert value(selector, importance) == pytest.approx(by_milp(costs, selector.limits, importance), rel=1e-6)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("share", [0.15, 0.5])
+    @pytest.mark.parametrize(("tensors", "blocks"), [(10, 5), (13, 9), (len(RESNET_SIZES), 7)])
+    def test_equals_milp_with_one_resource(self, tensors: int, blocks: int, share: float, kind: str) -> None:
+        """50 to 200 blocks of many sizes."""
+        costs = flat(RESNET_SIZES[-tensors:], blocks)
+        importance = importances(kind, costs, np.random.default_rng(tensors))
+        selector = Selector(costs, Budget(params=share))
+        assert selector.solver == "Knapsack"
+        assert value(selector, importance) == pytest.approx(by_milp(costs, selector.limits, importance), rel=1e-6)
+
+    def test_papers_blocks_of_the_papers_network(self) -> None:
+        """Weights and biases of the CIFAR-10 network, B = 5."""
+        costs = flat([2400, 32, 51_200, 64, 192_000, 120, 10_080, 84, 840, 10], blocks=4)
+        selector = Selector(costs, Budget(params=0.3))
+        for seed, kind in enumerate(KINDS):
+            importance = importances(kind, costs, np.random.default_rng(seed))
+            assert value(selector, importance) == pytest.approx(by_milp(costs, selector.limits, importance), rel=1e-6)
+
+    def test_importance_in_proportion_to_cost(self) -> None:
+        """The hard knapsacks: every filling is worth about the same."""
+        random = np.random.default_rng(0)
+        costs = flat(random.integers(50_000, 150_000, 12).tolist(), blocks=4)
+        importance = np.repeat([g.step / 150_000 for g in costs.groups], 4) + 1e-3 * random.random(48)
+        selector = Selector(costs, Budget(params=0.4))
+        assert value(selector, importance) == pytest.approx(by_milp(costs, selector.limits, importance), rel=2e-5)
+
+    def test_fractional_costs_of_one_resource(self) -> None:
+        """Milliseconds are no whole numbers."""
+        random = np.random.default_rng(1)
+        groups = tuple(Group(f"g{i}", 5, 1, 1, 4) for i in range(12))
+        costs = CostModel(groups, tuple(Term("latency_ms", random.uniform(0.1, 3.0), (i,)) for i in range(12)))
+        selector = Selector(costs, Budget(latency_ms=0.5 * costs.dense()["latency_ms"]))
+        assert selector.solver == "Knapsack"
+        importance = random.random(48)
+        assert value(selector, importance) == pytest.approx(by_milp(costs, selector.limits, importance), rel=1e-6)
+
+
+def deep_networks() -> dict[str, CostModel]:
+    random = np.random.default_rng(11)
+    return {
+        "plain 20": plain(20, random),
+        "plain 50": plain(50, random),
+        "residual 39": residual(12),
+        "residual with shortcuts 21": residual(6, shortcut=True),
+        "concatenated 14": concatenated(14),
+        "independent 20, two resources": independent(20, 2, random),
+        "independent 50, three resources": independent(50, 3, random),
+    }
+
+
+# MILP solvers take a second on small ones and long on nearly equal importances in 50 plain layers.
+QUICK = (
+    [("plain 20", kind) for kind in KINDS]
+    + [(name, kind) for name in deep_networks() if "plain" not in name for kind in ("sigmoid", "nearly equal")]
+    + [("plain 50", "skewed"), ("plain 50", "equal")]
+)
+
+
+class TestDeep:
+    @pytest.mark.parametrize(("name", "kind"), QUICK)
+    def test_within_half_a_percent_of_milp(self, name: str, kind: str) -> None:
+        """All resources at once, and at their exact cost with products, not at a separable bound of it."""
+        self.check(name, 0.4, kind)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("share", [0.15, 0.3, 0.5])
+    @pytest.mark.parametrize("name", list(deep_networks()))
+    def test_within_half_a_percent_of_milp_everywhere(self, name: str, share: float, kind: str) -> None:
+        self.check(name, share, kind)
+
+    def check(self, name: str, share: float, kind: str) -> None:
+        costs = deep_networks()[name]
+        selector = Selector(costs, Budget.of(dict.fromkeys(costs.dense(), share)))
+        assert selector.solver == "Deep"
+        importance = importances(kind, costs, np.random.default_rng(2))
+        best = by_milp(costs, selector.limits, importance, gap=1e-3, seconds=20.0)
+        assert value(selector, importance) >= 0.995 * best
+
+    @pytest.mark.parametrize("resource", ["params", "flops"])
+    @pytest.mark.parametrize("kind", ["sigmoid", "nearly equal"])
+    def test_one_resource_with_products(self, resource: str, kind: str) -> None:
+        """Far from convex: the optimum alternates wide and narrow layers."""
+        costs = deep_networks()["plain 20"]
+        selector = Selector(costs, Budget.of({resource: 0.3}))
+        importance = importances(kind, costs, np.random.default_rng(4))
+        best = by_milp(costs, selector.limits, importance, gap=1e-3, seconds=20.0)
+        assert value(selector, importance) >= 0.995 * best
+
+    @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.floats(0.0, 1.0), st.sampled_from([6, 9, 16, 30]))
+    def test_never_over(self, seed: int, kind: str, share: float, depth: int) -> None:
+        random = np.random.default_rng(seed)
+        costs = plain(depth, random)
+        smallest, dense = costs.smallest(), costs.dense()
+        selector = Selector(costs, Budget.of({r: smallest[r] + share * (dense[r] - smallest[r]) for r in dense}))
+        importance = importances(kind, costs, random) - random.choice([0.0, 0.4])
+        assert value(selector, importance) >= 0
+
+    def test_fractional_latency_beside_other_resources(self) -> None:
+        random = np.random.default_rng(6)
+        costs = plain(12, random)
+        latency = [Term("latency_ms", t.coef / 7e7, t.groups) for t in costs.terms if t.resource == "flops"]
+        costs = CostModel(costs.groups, (*costs.terms, Term("latency_ms", 0.3), *latency))
+        selector = Selector(
+            costs, Budget(params=0.5, activation_bytes=0.5, latency_ms=0.5 * costs.dense()["latency_ms"])
+        )
+        importance = importances("sigmoid", costs, random)
+        best = by_milp(costs, selector.limits, importance, gap=1e-3, seconds=20.0)
+        assert value(selector, importance) >= 0.995 * best
+
+    def test_everything_negative_or_zero(self) -> None:
+        selector = Selector(deep_networks()["plain 20"], Budget.of(0.3))
+        assert not selector.select(np.full(200, -1.0)).any()
+        assert value(selector, np.zeros(200)) == 0.0
+        assert selector.select(np.zeros(200)).any()
+
+
+class TestLaws:
+    models = (cifar10(), flat(RESNET_SIZES, 4), plain(16, np.random.default_rng(0)), residual(10))
+
+    @pytest.mark.parametrize("costs", models, ids=["Frontier", "Knapsack", "Deep", "joined"])
+    def test_deterministic_and_without_memory(self, costs: CostModel) -> None:
+        random = np.random.default_rng(0)
+        inputs = [importances(kind, costs, random) for kind in KINDS]
+        budget = Budget.of(dict.fromkeys(costs.dense(), 0.4))
+        forward, backward = Selector(costs, budget), Selector(costs, budget)
+        one = [forward.select(x) for x in inputs]
+        two = [backward.select(x) for x in reversed(inputs)][::-1]
+        assert all((a == b).all() for a, b in zip(one, two, strict=True))
+        assert len({mask.tobytes() for mask in one}) > 1
+
+    @pytest.mark.parametrize("costs", models, ids=["Frontier", "Knapsack", "Deep", "joined"])
+    def test_share_one_keeps_all_but_negative(self, costs: CostModel) -> None:
+        selector = Selector(costs, Budget.of(1.0))
+        importance = importances("random", costs, np.random.default_rng(0)) - 0.5
+        assert (selector.select(importance) == (importance >= 0)).all()
+        assert selector.reachable_masks() == 1
+
+    @pytest.mark.parametrize("costs", models, ids=["Frontier", "Knapsack", "Deep", "joined"])
+    def test_scale_of_importances_does_not_matter(self, costs: CostModel) -> None:
+        selector = Selector(costs, Budget.of(dict.fromkeys(costs.dense(), 0.4)))
+        importance = importances("random", costs, np.random.default_rng(0))
+        for factor in (2.0**-60, 2.0**60):
+            assert (selector.select(factor * importance) == selector.select(importance)).all()
+        assert selector.select(importance.astype(np.float32)).sum() == selector.select(importance).sum()
+
+    def test_ties_go_to_the_lowest_index(self) -> None:
+        costs = CostModel(
+            tuple(Group(f"g{i}", 4, 1, 1, 3) for i in range(2)), tuple(Term("params", 4.0, (i,)) for i in range(2))
+        )
+        selector = Selector(costs, Budget(params=6.0))
+        assert selector.select(np.full(6, 0.5)).tolist() == [True, True, True, True, False, False]
+        assert selector.select(np.array([0.1, 0.5, 0.5, 0.5, 0.5, 0.5])).tolist() == [
+            False,
+            True,
+            True,
+            True,
+            True,
+            False,
+        ]
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_refuses_what_is_not_finite(self, bad: float) -> None:
+        importance = np.full(36, 0.5)
+        importance[7] = bad
+        with pytest.raises(ValueError, match="importance of block 7"):
+            Selector(cifar10(), Budget.of(0.3)).select(importance)
+
+    def test_refuses_a_wrong_number(self) -> None:
+        with pytest.raises(ValueError, match=r"shape \(35,\), expected one per optional block: \(36,\)"):
+            Selector(cifar10(), Budget.of(0.3)).select(np.full(35, 0.5))
+
+    def test_nothing_to_choose(self) -> None:
+        costs = CostModel((Group("kept whole", 4, 4, 0, 0),), (Term("params", 8.0, (0,)),))
+        selector = Selector(costs, Budget(params=1.0))
+        assert selector.select(np.zeros(0)).shape == (0,)
+        assert selector.reachable_masks() == 1
+
+
+class TestReachable:
+    @given(small_problems())
+    def test_counts_optimal_masks(self, problem: tuple[CostModel, Budget, Floats]) -> None:
+        """Exactly the masks that no block can be added to."""
+        costs, budget, importance = problem
+        try:
+            selector = Selector(costs, budget)
+        except InfeasibleBudget:
+            return
+        limits = selector.limits
+        fits = {
+            bits: all(cost_by_terms(costs, costs.kept(bits))[r] <= limits[r] * (1 + 1e-9) for r in limits)
+            for bits in itertools.product((False, True), repeat=importance.size)
+        }
+        grown = [[(*b[:i], True, *b[i + 1 :]) for i in range(len(b)) if not b[i]] for b in fits]
+        maximal = sum(ok and not any(fits[g] for g in more) for ok, more in zip(fits.values(), grown, strict=True))
+        assert selector.reachable_masks() == maximal
+        assert selector.reachable_masks(limit=2) == min(2, maximal)
+
+    def test_one_mask_is_recognised_by_every_solver(self) -> None:
+        """The first 30 groups are too large for the room, the others fit whole."""
+        groups = tuple(Group(f"g{i}", 3, 1, 1, 2) for i in range(40))
+        for couple in (False, True):
+            terms = [Term("params", 3.0 * (1000 + i if i < 30 else 1), (i,)) for i in range(40)]
+            if couple:
+                terms += [Term("params", 9e5, (i, i + 1)) for i in range(29)]
+            costs = CostModel(groups, tuple(terms))
+            room = costs.smallest()["params"] + 30
+            selector = Selector(costs, Budget(params=room))
+            assert selector.solver == ("Deep" if couple else "Knapsack")
+            assert selector.reachable_masks() == 1
+            assert selector.select(np.ones(80)).sum() == 20
+            more = 150_000 if couple else 1_500
+            assert Selector(costs, Budget(params=room + more)).reachable_masks() > 1
+
+    def test_bounded(self) -> None:
+        assert Selector(cifar10(), Budget.of(0.5)).reachable_masks(1000) == 1000
+        assert Selector(plain(20, np.random.default_rng(0)), Budget.of(0.5)).reachable_masks(1000) == 1000
