@@ -70,7 +70,7 @@ class FedMask(Algorithm):
     def init_server(self, seed: int) -> State:
         """The model, no mask yet, nobody served."""
         of = self._structures
-        none: State = {MEAN: torch.zeros(of.size), KNOWN: torch.zeros(of.count, dtype=torch.bool)}
+        none = {MEAN: torch.zeros(of.size), KNOWN: torch.zeros(of.count, dtype=torch.bool)}
         return {**initial(self.task, seed), **none, SERVED: torch.zeros(0, dtype=torch.int64)}
 
     def send(self, server: State, card: Card, round: Round) -> State:
@@ -141,9 +141,8 @@ class FedMask(Algorithm):
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The frozen weights under the client's mask; without one, as they are."""
-        base, of = inside("base/", private) or got, self._structures
-        masked = "scores" in private
-        return masks.MaskedModel(self.task, base, of, self._mask(private)) if masked else module(self.task, base)
+        base, of, own = inside("base/", private) or got, self._structures, "scores" in private
+        return masks.MaskedModel(self.task, base, of, self._mask(private)) if own else module(self.task, base)
 
     def check(self, got: State, update: Update) -> str | None:
         """As many bits as the kept structures have entries."""

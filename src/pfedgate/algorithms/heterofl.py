@@ -61,8 +61,7 @@ class HeteroFL(Algorithm):
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
         width = width_for(self.task, card.budget, "HeteroFL")
-        if self.level is not None:
-            width = 1.0 if card.budget == 1 else LEVELS[self.level]
+        width = LEVELS[self.level] if self.level is not None and card.budget != 1 else width
         assert self.task.example is not None
         return Narrow(self.task.model, self.task.example, width, self.scaler)
 
@@ -75,8 +74,7 @@ class HeteroFL(Algorithm):
         """The classes of the client's training data, if they are to mask others."""
         if self.label_mask == "none":
             return {}
-        narrow = self.width(local.card)
-        if not (outputs := _outputs(narrow)):
+        if not (outputs := _outputs(narrow := self.width(local.card))):
             raise ValueError("label_mask needs a model that ends with a layer of one output per class")
         present = torch.zeros(narrow.plan.shapes[outputs[0]][0], dtype=torch.bool)
         present[local.train.y.cpu().long()] = True
@@ -91,8 +89,8 @@ class HeteroFL(Algorithm):
         def masked(model: nn.Module, batch: Batch) -> Tensor:
             return self.task.loss(torch.where(present, model(batch.x), 0.0), batch.y).mean()
 
-        task, objective = replace(self.task, model=narrow), masked if labels else None
-        done = fit(task, under(INNER, state), local, objective=objective, memory=private)
+        task = replace(self.task, model=narrow)
+        done = fit(task, under(INNER, state), local, objective=masked if labels else None, memory=private)
         metrics = {**done.metrics, "density": narrow.density}
         weight = 1.0 if self.unweighted else local.n
         return Update({**inside(INNER, done.state), **labels}, weight, metrics), {**done.memory, **labels}
@@ -135,8 +133,7 @@ class HeteroFL(Algorithm):
 
 def _outputs(narrow: Narrow) -> list[str]:
     """Parameters with one row per class."""
-    assert narrow.plan.network is not None
-    return sorted(narrow.plan.network.outputs)
+    return sorted(narrow.plan.network.outputs) if narrow.plan.network else []
 
 
 class Masked(nn.Module):
