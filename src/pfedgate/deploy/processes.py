@@ -36,8 +36,6 @@ def stop(process: Process, patience: float = 10.0) -> None:
     while any(_alive(one) for one in below) and time.monotonic() < until:
         time.sleep(0.1)
     _end(process, below)
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def kill(process: Process) -> None:
@@ -56,6 +54,8 @@ def _end(process: Process, below: list[Known]) -> None:
     until = time.monotonic() + 5
     while any(_alive(one) for one in below) and time.monotonic() < until:
         time.sleep(0.05)
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def tree(root: int) -> list[Known]:

@@ -1,0 +1,201 @@
+"""The small parts: settings, a node's store, certificates, the app template, the command line, life without Flower."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pfedgate.deploy import FlowerMissing, init, need_flower, settings, state
+from pfedgate.deploy.parcels import ParcelError
+from pfedgate.deploy.processes import FleetError, kill, lines, stop, tree
+from pfedgate.deploy.roll import Roll, Told
+from pfedgate.schema import RecipeError
+
+GATE = {"gate": torch.arange(3.0)}
+NAME = "0123456789abcdef"
+
+
+# -- settings
+def test_a_run_goes_over_the_recipe_and_mistakes_are_named() -> None:
+    order = settings.read({"deploy": {"quorum": 0.5}}, {"set": "deploy.quorum=0.75; train.rounds=3;", "folder": "x"})
+    assert (order.deploy.quorum, order.recipe.train.rounds) == (0.75, 3)
+    with pytest.raises(RecipeError, match="did you mean 'deadline'"):
+        settings.read({"deploy": {"deadlin": 3}})
+    with pytest.raises(RecipeError, match="seconds > 0"):
+        settings.read({"deploy": {"deadline": 0}})
+    with pytest.raises(RecipeError, match="quorum"):
+        settings.read({"deploy": {"quorum": 1.5}})
+
+
+# -- a node's private states
+def test_what_a_newer_order_overtook_cannot_be_written(tmp_path: Path) -> None:
+    old = state.take(tmp_path, NAME, "own", [0], 1, 0)
+    old.put("anna", GATE)
+    new = state.take(tmp_path, NAME, "own", [0], 2, 0)
+    with pytest.raises(state.StaleOrder):
+        old.put("anna", {"gate": torch.zeros(3)})
+    assert torch.equal((new.get("anna") or {})["gate"], GATE["gate"])
+    for serial in (1, 2):  # late, and twice
+        with pytest.raises(state.StaleOrder, match="came after"):
+            state.take(tmp_path, NAME, "own", [0], serial, 0)
+    with pytest.raises(state.StaleOrder):  # from a server that is gone
+        state.take(tmp_path, NAME, "own", [], 9, 0)
+
+
+def test_a_new_start_of_the_server_drops_what_it_will_do_anew(tmp_path: Path) -> None:
+    first = [state.take(tmp_path, NAME, "own", [0], serial + 1, serial) for serial in range(1)]
+    first[0].put("anna", {"gate": torch.zeros(1)})  # commit 0
+    state.take(tmp_path, NAME, "own", [0], 2, 1).put("anna", {"gate": torch.ones(1)})  # commit 1, on record
+    state.take(tmp_path, NAME, "own", [0], 3, 2).put("anna", {"gate": torch.full((1,), 2.0)})  # commit 2, never was
+    # The server died and starts again with commit 2; this node hears of it only at commit 4.
+    store = state.take(tmp_path, NAME, "own", [0, 2], 7, 4)
+    assert (store.get("anna") or {})["gate"].item() == 1.0
+    assert [path.name for path in (store.root).glob("pending-*")] == []
+    assert (state.current(tmp_path, NAME, "own").get("anna") or {})["gate"].item() == 1.0
+
+
+def test_what_is_on_record_outlives_a_start_of_the_server(tmp_path: Path) -> None:
+    state.take(tmp_path, NAME, "own", [0], 1, 0).put("anna", GATE)
+    assert state.take(tmp_path, NAME, "own", [0, 1], 1, 1).get("anna") is not None
+    assert state.take(tmp_path, NAME, "own", [0, 1, 0], 1, 0).get("ben") is None
+
+
+@pytest.mark.parametrize("name", ["../../etc", "", "a/b", "ABCDEF0123456789"])
+def test_the_name_of_an_experiment_is_no_path(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no id of an experiment"):
+        state.take(tmp_path, name, "own", [0], 1, 0)
+
+
+# -- the roll call
+def _told(clients: dict[str, int], **other: object) -> Told:
+    data = {
+        "raw_shape": [1, 8, 8], "raw_type": "uint8", "shape": [1, 8, 8], "prepared_shape": [1, 8, 8],
+        "prepared_type": "float32", "classes": 10, "class_names": None,
+    }  # fmt: skip
+    return Told.read({"clients": clients, "novel": {}, "budget": other.pop("budget", None), "data": {**data, **other}})
+
+
+def test_nodes_must_agree_on_the_shape_of_data() -> None:
+    with pytest.raises(ValueError, match=r"'a' and 'b' hold data of different shapes \(classes 10 and 3\).*classes"):
+        Roll([_told({"a": 3}), _told({"b": 3}, classes=3)])
+
+
+def test_budgets_are_dealt_out_as_in_one_process_except_where_a_node_brings_its_own() -> None:
+    roll = Roll([_told({"a": 1, "b": 2}), _told({"c": 3, "d": 0}, budget={"params": 0.2})])
+    cards = {card.id: card for card in roll.cards({"0.5": 0.5, "0.1": 0.5}, 0).clients}
+    assert [cards[name].n_train for name in "abcd"] == [1, 2, 3, 0]
+    assert cards["c"].budget == {"params": 0.2}
+    assert {cards["a"].budget, cards["b"].budget} <= {0.5, 0.1}
+
+
+def test_who_was_met_before_is_still_known() -> None:
+    before = Roll([_told({"a": 1, "b": 2}), _told({"c": 3})])
+    assert Roll([_told({"b": 5})]).joined(before).clients == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"clients": {"a": -1}},
+        {"clients": [1], "novel": {}},
+        {"clients": {}, "novel": {}, "data": {}},
+        {"clients": 3},
+    ],
+)
+def test_a_wrong_answer_to_the_roll_call_is_refused(about: dict[str, object]) -> None:
+    with pytest.raises(ParcelError):
+        Told.read(about)
+
+
+# -- the app
+def test_the_template_is_an_app_with_a_checked_recipe(tmp_path: Path) -> None:
+    app = init.write(tmp_path / "My App!")
+    assert 'name = "my-app"' in (app / "pyproject.toml").read_text(encoding="utf-8")
+    assert settings.read(app / "pfedgate_app" / "recipe.toml").deploy.nodes == 2
+    with pytest.raises(FileExistsError, match="not empty"):
+        init.write(app)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[trian]\nrounds = 1\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match="did you mean 'train'"):
+        init.write(tmp_path / "other", wrong)
+    assert not (tmp_path / "other").exists()
+
+
+def test_flower_accepts_the_template(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra `flower`")
+    from flwr.common.config import get_project_config
+
+    config = get_project_config(init.write(tmp_path / "app"))
+    assert config["tool"]["flwr"]["app"]["components"]["clientapp"] == "pfedgate_app.client:app"
+
+
+def test_without_flower_everything_imports_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FlowerMissing, match=r"pip install 'pfedgate\[flower\]'"):
+        need_flower()
+
+
+def test_the_command_line_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'flwr' else real(name, *a)\n"
+        f"sys.argv = ['pfedgate', 'deploy', 'local', '--out', {str(tmp_path / 'run')!r}]\n"
+        "from pfedgate.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "pfedgate[flower]" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_are_made_once_and_for_the_hosts_named(tmp_path: Path) -> None:
+    x509 = pytest.importorskip("cryptography.x509", reason="comes with the extra `flower`")
+    pytest.importorskip("flwr", reason="needs the extra `flower`")
+    from pfedgate.deploy import certs
+
+    place = certs.make(tmp_path, hosts=("10.0.0.7", "fleet.example"), nodes=2)
+    ca, server = (x509.load_pem_x509_certificate((place / name).read_bytes()) for name in ("ca.crt", "server.crt"))
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name) for name in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert names.get_values_for_type(x509.DNSName) == ["fleet.example"]
+    secrets = [place / name for name in ("ca.key", "server.key", "node-0", "node-1")]
+    assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600] * 4
+    before = {path: path.read_bytes() for path in secrets}
+    certs.make(tmp_path, nodes=3)
+    assert before == {path: path.read_bytes() for path in secrets}
+    assert (place / "node-2.pub").read_text(encoding="utf-8").startswith("ecdsa-sha2-nistp384 ")
+
+
+# -- processes
+def test_a_process_ends_with_all_it_started_even_in_another_session() -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    for end in (stop, kill):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+        child = int(next(lines(process, time.monotonic() + 60)))
+        assert child in [pid for pid, _ in tree(process.pid)]
+        end(process)
+        assert process.poll() is not None
+        assert not [pid for pid, _ in tree(1) if pid == child]
+
+
+def test_reading_ends_in_time() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        with pytest.raises(FleetError, match="in time"):
+            list(lines(process, time.monotonic() + 0.2))
+    finally:
+        stop(process)
