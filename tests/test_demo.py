@@ -1,4 +1,4 @@
-"""`make run` in short: it learns, keeps its budgets, and prints what it says."""
+"""`make demo` in short: it learns, keeps its budgets, and prints what it says."""
 
 from __future__ import annotations
 

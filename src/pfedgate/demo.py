@@ -1,6 +1,6 @@
 """Gated models on scikit-learn's digits, beside the dense one: what a budget costs and what it saves.
 
-`python -m pfedgate.demo` (or `make run`). All models see the same batches in turn, step by step, so that
+`python -m pfedgate.demo` (or `make demo`). All models see the same batches in turn, step by step, so that
 their times can be compared on a busy machine. This is gating alone, without federated learning; it has its
 own batch loop because it takes the time of every single step.
 """

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pfedgate import config, experiment, runfolder
+from pfedgate import config, experiment, runfolder, trackers
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
 from pfedgate.cli.outcome import learnt, table, where
 from pfedgate.config import Recipe, RecipeError
@@ -17,6 +17,11 @@ from pfedgate.runfolder import Run
 
 RUNS = Path("runs")
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; by default a new one under runs/.")]
+Tell = Annotated[bool, typer.Option("--report", help="Also write report.html into the folder.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="tensorboard|wandb|mlflow", help="Send numbers of rounds there too. May repeat."),
+]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved recipe as TOML and stop.")]
 
 
@@ -28,6 +33,8 @@ def run(
     out_dir: Out = None,
     data_dir: DataDir = None,
     show: Show = False,
+    report: Tell = False,
+    track: Track = None,
     debug: Debug = False,
 ) -> None:
     """Train one method on one data set, as a recipe says."""
@@ -36,8 +43,10 @@ def run(
         out().print(chosen.toml(), markup=False, highlight=False, soft_wrap=True, end="")
         return
     folder = runfolder.create(out_dir or runfolder.free(RUNS, _title(chosen)), chosen)
-    _train(folder)
+    _train(folder, track=track)
     _report([folder])
+    if report:
+        _write_report([folder.path], folder.path)
 
 
 @app.command()
@@ -71,6 +80,8 @@ def compare(
     set: Settings = None,
     out_dir: Out = None,
     data_dir: DataDir = None,
+    report: Tell = False,
+    track: Track = None,
     debug: Debug = False,
 ) -> None:
     """Train several methods on the same data and print one table."""
@@ -88,8 +99,10 @@ def compare(
     folder = out_dir or runfolder.free(RUNS, f"compare-{first.data.name}")
     runs = runfolder.create_comparison(folder, plans)
     for found in runs:
-        _train(found, again=folder)
+        _train(found, again=folder, track=track)
     _report(runs, folder)
+    if report:
+        _write_report([folder], folder)
 
 
 def _over(given: Sequence[str] | None, data_dir: Path | None) -> list[Mapping[str, Any]]:
@@ -136,13 +149,14 @@ def _title(recipe: Recipe) -> str:
     return f"{recipe.data.name}-{recipe.algorithm.name}"
 
 
-def _train(found: Run, again: Path | None = None) -> None:
+def _train(found: Run, again: Path | None = None, track: Sequence[str] | None = None) -> None:
     """Run or go on, with progress; Ctrl-C leaves a folder that can be resumed and says so."""
     recipe = found.recipe
     console = err()
+    listeners = [trackers.build(name, found.path, recipe) for name in track or ()]
     try:
         with Progress(f"{recipe.data.name} · {found.name if again else recipe.algorithm.name}", console) as progress:
-            experiment.resume(found.path, callbacks=[progress])
+            experiment.resume(found.path, callbacks=[progress, *listeners])
     except KeyboardInterrupt:
         kept = len(found.metrics)
         console.print(
@@ -162,3 +176,10 @@ def _report(runs: Sequence[Run], folder: Path | None = None) -> None:
     else:
         console.print(learnt(runs[0]), highlight=False, soft_wrap=True)
     console.print(where(runs, folder), highlight=False, soft_wrap=True)
+
+
+def _write_report(folders: Sequence[Path], folder: Path) -> None:
+    from pfedgate.report import write
+
+    path = write(folders, folder / "report.html")[0]
+    out().print(f"report: {path.resolve()}", highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from pfedgate.names import unknown
 FORMATS = ("pdf", "svg", "png")
 COLOURS = ("#2f5fd0", "#d9542b", "#1f8f5f", "#8a4fd3", "#b98200", "#c8358a", "#1791a8", "#7a5a44", "#6d7480", "#4f7d13")
 COLUMN, PAGE = 3.4, 6.9  # inches: the widths of a two-column paper
-STYLE = {
+STYLE: Any = {
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -24,6 +24,7 @@ class Column:
     show: Callable[[float], str]
     best: Callable[[Sequence[float]], float] | None  # max, min, or None: nothing to win
     why: str  # what it is, in a few words
+    always: bool = True  # shown even where all runs have the same
 
 
 COLUMNS = (
@@ -34,10 +35,10 @@ COLUMNS = (
     Column("accuracy_after_local", "after local, %", _percent, max, "after a further local epoch"),
     Column("novel", "novel clients, %", _percent, max, "clients never seen in training"),
     Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
-    Column("density", "density", "{:.3f}".format, min, "share of the model's parameters in use at prediction"),
+    Column("density", "density", "{:.3f}".format, min, "share of the model's parameters in use at prediction", False),
     Column("q_training", "q", "{:.3f}".format, min, "share of the model uploaded, mean over rounds"),
     Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised"),
-    Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised"),
+    Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised", False),
     Column("flops", "compute", lambda value: scaled(value, "FLOP"), min, "local training, all clients and rounds"),
     Column("seconds", "time", clock, min, "wall clock of training, evaluation not counted"),
 )
@@ -57,6 +58,8 @@ def summarise(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
         name: {c.key: USUAL.get(c.key) if row.get(c.key) is None else row[c.key] for c in shown}
         for name, row in rows.items()
     }
+    if len(filled) > 1:
+        shown = [c for c in shown if c.always or len({row[c.key] for row in filled.values()}) > 1]
     lines = []
     for name, row in filled.items():
         cells = []

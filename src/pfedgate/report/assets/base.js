@@ -31,6 +31,13 @@ function ticks(low, high, wanted) {
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(+(at * step).toPrecision(12));
   return found;
 }
+// Ticks of seconds at whole parts of minutes and hours.
+function timeTicks(low, high, wanted) {
+  const raw = (high - low) / Math.max(1, wanted);
+  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400].find((v) => v >= raw);
+  if (raw < 1 || !step) return ticks(low, high, wanted);
+  return Array.from({ length: Math.floor(high / step) + 1 }, (_, at) => at * step).filter((v) => v >= low);
+}
 const percent = (value) => (100 * value).toFixed(Math.abs(value) < 0.0995 ? 2 : 1) + " %";
 const wholePercent = (value) => +(100 * value).toFixed(1) + " %";
 const points = (value) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(100 * value).toFixed(1);
@@ -43,7 +50,7 @@ function scaled(value, unit) {
 }
 const bytes = (value) => scaled(value, "B");
 function clock(seconds) {
-  if (seconds < 90) return +seconds.toPrecision(3) + " s";
+  if (seconds < 60) return +seconds.toPrecision(3) + " s";
   return seconds < 5400 ? +(seconds / 60).toPrecision(3) + " min" : +(seconds / 3600).toPrecision(3) + " h";
 }
 
@@ -134,6 +141,8 @@ function chooser(options, chosen, change, label) {
   return box;
 }
 
+const short = (name) => (name.length > 9 ? name.slice(0, 8) + "…" : name);
+const gutter = (names) => Math.max(46, 16 + 6.6 * Math.max(...names.map((name) => short(name).length))); // room for names
 const text = (x, y, content, more) => s("text", { x, y, "font-size": 12, fill: ink("soft"), ...more }, content);
 
 // Axes of a plot; returns scales. The y axis names its ticks, the x axis also what it counts.
@@ -145,7 +154,7 @@ function axes(svg, box, x, y) {
     layer.append(s("line", { x1: box.left, x2: box.right, y1: Y(tick), y2: Y(tick), stroke: ink("grid") }));
     layer.append(text(box.left - 8, Y(tick) + 4, y.show(tick), { "text-anchor": "end" }));
   }
-  for (const tick of x.ticks || ticks(x.low, x.high, Math.max(2, (box.right - box.left) / 88))) {
+  for (const tick of x.ticks || (x.step || ticks)(x.low, x.high, Math.max(2, (box.right - box.left) / 88))) {
     layer.append(s("line", { x1: X(tick), x2: X(tick), y1: box.bottom, y2: box.bottom + 5, stroke: ink("faint") }));
     layer.append(text(X(tick), box.bottom + 19, x.show(tick), { "text-anchor": "middle" }));
   }

@@ -30,7 +30,7 @@ function blockMap() {
     draw: (svg, width, height) => {
       const g = G(), n = g.clients.length, blocks = g.blocks.length;
       const rows = order === "tree" && g.tree ? g.tree.leaves : g.clients.map((_, i) => i);
-      const box = { left: 54, right: width - 10, top: 64, bottom: height - 30 };
+      const box = { left: gutter(g.clients), right: width - 10, top: 64, bottom: height - 30 };
       const X = (b) => box.left + (b / blocks) * (box.right - box.left), Y = (i) => box.top + (i / n) * (box.bottom - box.top);
       const values = cells === "kept" || !g[cells] ? null : g[cells];
       const strong = mixer(ink("card"), colour(shownGates)), two = diverging(ink("c1"), ink("grid"), ink("c0")), pale = mixer(ink("card"), ink("grid"));
@@ -67,7 +67,6 @@ function blockMap() {
     },
   });
 }
-const short = (name) => (name.length > 7 ? name.slice(0, 6) + "…" : name);
 
 let layer = "all blocks", view = "quantiles", refill = () => {};
 function overRounds() {
@@ -77,7 +76,7 @@ function overRounds() {
   const both = () => gateCharts.filter((item) => item.spec.name.startsWith("gate-")).forEach((item) => item.redraw());
   const part = (path, title, tools, extra) => gateChart({
     name: "gate-" + path, title, size: "half", tools, height: (w) => (w < 520 ? 270 : 310),
-    caption: view === "quantiles" ? "Over clients and blocks: median, 25 to 75 %, 5 to 95 %." : "",
+    caption: () => `Over clients and blocks${view === "quantiles" ? ": median, 25 to 75 %, 5 to 95 %" : ", at a few evaluated rounds"}.`,
     draw: (svg, width, height) => {
       const g = G(), found = (g.over_rounds[layer] || {})[path];
       if (!found) return empty(svg, width, height, "no gates.jsonl in this run");
@@ -115,13 +114,13 @@ function dendrogram() {
   if (!gated.some((at) => RUNS[at].gates.tree)) return null;
   return gateChart({
     name: "tree", title: "Which gates are alike, and the classes their clients hold",
-    caption: "Ward's clustering of the gates' parameters; beside each client its classes, darker where it has more samples. Nobody told the gates about classes or each other.",
+    caption: "Ward's clustering of the gates' parameters; beside each client its classes, darker where it has more samples. Only the parameters are compared, not the classes.",
     height: (width) => 70 + Math.max(8, Math.min(20, 900 / G().clients.length)) * G().clients.length,
     draw: (svg, width, height) => {
       const g = G();
       if (!g.tree) return empty(svg, width, height, "too few clients");
       const n = g.clients.length, labels = labelsOf(RUNS[shownGates]), strip = labels ? Math.min(width * 0.5, labels.classes.length * 30) : 0;
-      const box = { left: 8, right: width - strip - 62, top: 30, bottom: height - 34 }, top = Math.max(...g.tree.height.flat()) || 1;
+      const box = { left: 8, right: width - strip - gutter(g.clients) - 4, top: 30, bottom: height - 34 }, top = Math.max(...g.tree.height.flat()) || 1;
       const X = (v) => box.right - (v / top) * (box.right - box.left), Y = (i) => box.top + ((i + 0.5) / n) * (box.bottom - box.top);
       g.tree.across.forEach((a, k) => {
         const hgt = g.tree.height[k], d = a.map((v, i) => `${i ? "L" : "M"}${X(hgt[i]).toFixed(1)},${Y(v).toFixed(1)}`).join("");
@@ -158,7 +157,7 @@ function partitionChart(p, at) {
     caption: `${p.how}${p.alpha ? ", α = " + p.alpha : ""}.` + (bubbles ? " Areas: numbers of samples." : " Darker: a larger share of the client's samples.") + (p.novel.some(Boolean) ? " The second colour: novel clients, held out of training." : "") + more,
     height: (width) => 74 + Math.max(9, Math.min(26, 620 / classes)) * classes,
     draw: (svg, width, height) => {
-      const box = { left: 54, right: width - 10, top: 8, bottom: height - 44 };
+      const box = { left: gutter(p.classes), right: width - 10, top: 8, bottom: height - 44 };
       const dx = (box.right - box.left) / n, dy = (box.bottom - box.top) / classes, peak = Math.max(...p.counts.flat());
       const totals = p.counts.map((row) => row.reduce((a, b) => a + b, 0));
       if (bubbles) {
@@ -171,7 +170,7 @@ function partitionChart(p, at) {
         const shares = p.classes.map((_, c) => p.counts.map((row, i) => row[c] / (totals[i] || 1)));
         picture(svg, box, shares, (v, c, i) => (p.novel[i] ? held : trained)(Math.sqrt(v)));
       }
-      const skipX = Math.ceil(26 / dx), skipY = Math.ceil(12 / dy);
+      const skipX = Math.ceil((10 + 6.2 * Math.max(...p.clients.map((name) => short(name).length))) / dx), skipY = Math.ceil(12 / dy);
       p.clients.forEach((name, i) => { if (i % skipX === 0) svg.append(text(box.left + (i + 0.5) * dx, box.bottom + 16, short(name), { "text-anchor": "middle", "font-size": 11 })); });
       p.classes.forEach((name, c) => { if (c % skipY === 0) svg.append(text(box.left - 8, box.top + (c + 0.5) * dy + 4, short(name), { "text-anchor": "end", "font-size": 11 })); });
       svg.append(text((box.left + box.right) / 2, height - 8, "client", { "text-anchor": "middle" }));

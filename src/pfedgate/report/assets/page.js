@@ -26,7 +26,7 @@ function page() {
   section("learning", "Learning", "Accuracy of each client's own model on its test data, after the broadcast, weighted by test samples.", grid(
     curve("accuracy-rounds", "Over rounds", "round", { title: "round", show: String, tip: (v) => "round " + v }, "", big),
     curve("accuracy-bytes", "Over bytes sent and received", "bytes", { title: "all clients, both ways", show: bytes, tip: bytes, low: 0 }, "half", small),
-    curve("accuracy-seconds", "Over time", "seconds", { title: "time of training", show: clock, tip: clock, low: 0 }, "half", small)));
+    curve("accuracy-seconds", "Over time", "seconds", { title: "time of training", show: clock, tip: clock, low: 0, step: timeTicks }, "half", small)));
   section("clients", "Clients", "A good mean can hide clients that are served badly: every client counts once here.", grid(sortedClients(), clientDifferences()),
     DATA.clients.rows ? h("details", { style: "margin-top:8px" }, h("summary", {}, "All clients as a table"), h("div", { class: "card", style: "margin-top:12px" }, tableOf(DATA.clients), copies(DATA.clients))) : null);
   section("cost", "Cost", "What clients compute with and send.", grid(
