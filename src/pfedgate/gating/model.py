@@ -19,6 +19,7 @@ from .gate import Gate, GateOutput
 from .live import Live
 from .optim import LiveOptimizer
 from .plan import BlockPlan
+from .timing import latency_terms
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,19 @@ class GatedModel(nn.Module):
         self.model, self.gate = model, gate
         self.plan, self.execution, self.compensate = plan, execution, compensate
         self.straight_through = straight_through
-        plan.gate_size, plan.gate_flops = gate.size, 2.0 * gate.fc.weight.numel()
+        plan.gate_size = gate.size
         self._forget()
         self.rebudget(budget)
 
     # -- public
     def rebudget(self, budget: float | Mapping[str, float | None] | Budget) -> GatedModel:
-        """Bind another budget (the same plan, gate and model); an infeasible one raises here."""
+        """Bind another budget (the same plan, gate and model); an infeasible one raises here.
+
+        A first latency budget measures this device for a few seconds, unless the cache knows it.
+        """
         self.budget = self.plan.budget(budget)
+        if self.budget.latency_ms is not None and "latency_ms" not in self.plan.costs.dense():
+            self.plan.add_latency(latency_terms(self))
         self.selector: Selector = self.plan.selector(self.budget)
         if self.selector.solver != "everything fits" and self.selector.reachable_masks(2) < 2:
             warnings.warn(

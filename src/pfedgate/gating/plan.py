@@ -27,7 +27,7 @@ class BlockPlan:
 
     `blocks` in the order of the gate's outputs; `sizes` counts their parameters; `costs` is the cost model of the
     selection; `resources` are the resources that this plan can reduce, in the order they are bound by a number.
-    A plan never changes, so copies of a model share it.
+    Copies of a model share one plan: it knows no weights.
     """
 
     def __init__(self, split: Split, shapes: Mapping[str, tuple[int, ...]], how: str) -> None:
@@ -159,6 +159,13 @@ class BlockPlan:
     def reachable_masks(self, budget: float | Mapping[str, float | None] | Budget, limit: int = 10**6) -> int:
         """How many different selections are possible under a budget, counted up to `limit`."""
         return self.selector(budget).reachable_masks(limit)
+
+    def add_latency(self, terms: tuple[Term, ...]) -> None:
+        """Make latency a resource that can be bound, by terms measured on this device (see `timing.py`)."""
+        others = tuple(term for term in self.costs.terms if term.resource != "latency_ms")
+        self.costs = replace(self.costs, terms=(*others, *terms))
+        self._selectors.clear()
+        self._live.clear()
 
     def live(self, kept: Bools) -> Live:
         """What is live under a selection; remembered, because selections repeat from batch to batch."""
