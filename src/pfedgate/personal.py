@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import pfedgate.gating.gated as gating
+from pfedgate.gating.authors import AuthorsModel, authors_gate
 from pfedgate.gating.budget import Budget, Selector
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.gating.optim import LiveOptimizer
@@ -36,8 +37,11 @@ class Setting:
 
     gate: GateConfig = field(default_factory=GateConfig)
     options: tuple[tuple[str, Any], ...] = ()  # the others, sorted: hashable, so that workspaces can be found again
+    deviations: frozenset[str] | None = None  # from the paper, as in the authors' code (see gating.authors)
 
     def build(self, model: nn.Module, example: Tensor) -> gating.GatedModel:
+        if self.deviations is not None:
+            return authors_gate(model, example, self.deviations, self.gate)
         return gating.gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
 
 
@@ -61,9 +65,12 @@ class Personal(nn.Module):
             for name, value in own.items():
                 value.copy_(pick(state, [name])[name])
         self.gated.leaves, self.gated.last = None, None
-        if budget not in self._selectors:
-            self._selectors[budget] = Selector(self.gated.plan.costs, budget)
-        self.gated.budget, self.gated.selector = budget, self._selectors[budget]
+        if isinstance(self.gated, AuthorsModel):
+            self.gated.rebudget(budget)
+        else:
+            if budget not in self._selectors:
+                self._selectors[budget] = Selector(self.gated.plan.costs, budget)
+            self.gated.budget, self.gated.selector = budget, self._selectors[budget]
         self.gated.train()
         self._clear()
 
@@ -109,8 +116,15 @@ class Personal(nn.Module):
         self._count(batch)
         return value.detach()
 
+    def step_model(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
+        """One step of the model alone, under a gate that stands still."""
+        with _frozen(self.gated.gate):
+            return self.step(optimizer, loss, batch)
+
     def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
         """Tiles that were live in at least one step."""
+        if isinstance(self.gated, AuthorsModel) and "dense_upload" in self.gated.chosen:
+            return torch.arange(plan_tiles(self.gated.plan).count)
         kept = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
         return torch.from_numpy(plan_tiles(self.gated.plan).live(kept))
 
@@ -127,18 +141,7 @@ class Personal(nn.Module):
 
     def copy(self) -> Personal:
         """A module of its own with these values, in evaluation mode; the plan is shared, it never changes."""
-        gated = self.gated
-        model, gate = copy.deepcopy((gated.model, gated.gate))  # at once: a gate may read the model's embedding
-        twin = gating.GatedModel(
-            model,
-            gate,
-            gated.plan,
-            gated.budget,
-            execution=gated.execution,
-            compensate=gated.compensate,
-            straight_through=gated.straight_through,
-        )
-        return Personal(twin, self.task_model).eval()
+        return Personal(copy.deepcopy(self.gated), self.task_model).eval()
 
     # -- prediction and counting
     def forward(self, x: Tensor) -> Any:

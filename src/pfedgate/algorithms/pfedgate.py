@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
+from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.local import loop
@@ -41,7 +42,8 @@ class PFedGate(Algorithm):
     smallest: float = 0.05  # s_min: share of a layer that is always kept
     compensate: str = "share"  # divide weights by the live share of their inputs: s = .5 learns like s = 1
     straight_through: str = "full"
-    variant: str | None = None  # "paper": the published gate, literally
+    variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
+    deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
     shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
     predict: str = "batch"  # the gate decides for a batch, or once per client ("client", from its training data)
     common_init: bool = True  # all gates start alike, so that masks agree at first and differ by what they learn
@@ -55,6 +57,11 @@ class PFedGate(Algorithm):
     keeps: ClassVar[str] = "the gate"
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"gate_lr": (0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
+    def __post_init__(self) -> None:
+        if self.deviations and self.variant is None:
+            raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
+        _ = self._setting  # a wrong name fails here, not on a client
+
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate."""
         path = ("gate",) if self.common_init else ("gate", local.card.id)
@@ -65,7 +72,11 @@ class PFedGate(Algorithm):
         personal = self._load(got, private, local)
         optim, factor = self.task.optim, local.round.factor
         stepper = personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
-        loss, _ = loop(self.task, local, lambda batch: personal.step(stepper, self.task.loss, batch))
+        joint = "bi_level" not in (self._setting.deviations or ())
+        if not joint:
+            loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
+        step = personal.step if joint else personal.step_model
+        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch))
         packed, residual = self._pack(got, private, personal, personal.live_tiles(stepper))
         q = float(self._tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
@@ -153,8 +164,10 @@ class PFedGate(Algorithm):
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
         gate = GateConfig(shift=self.shift, init="ones" if self.gate_ones else "random")
-        if self.variant is not None:
+        if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
+        elif self.variant is not None:
+            return Setting(gate, deviations=deviations(self.variant, self.deviations))
         return Setting(gate, tuple(sorted(options.items())))
 
     @property
