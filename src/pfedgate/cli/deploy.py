@@ -57,14 +57,27 @@ def local(
     set: Settings = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run; an unfinished one goes on.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Flower's simulation on Ray instead of SuperNodes.")] = False,
+    cpus: Annotated[float, typer.Option("--cpus", help="With --ray: CPUs for each client at work.")] = 1.0,
+    gpus: Annotated[float, typer.Option("--gpus", help="With --ray: share of a GPU for each client at work.")] = 0.0,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds the run may take.")] = 3600.0,
     debug: Debug = False,
 ) -> None:
     """Start a server and nodes on this machine, run, show what they say, and stop everything again."""
     need_flower()
+    simulate = {"num-cpus": cpus, "num-gpus": gpus} if ray else None
     place = folder or runfolder.free("runs", "deployed")
     with tempfile.TemporaryDirectory(prefix="pfedgate-fleet-") as work:
-        lines = fleet.once(source, place, nodes=nodes, secure=not insecure, given=set or (), work=work, timeout=timeout)
+        lines = fleet.once(
+            source,
+            place,
+            nodes=nodes,
+            secure=not insecure,
+            simulate=simulate,
+            given=set or (),
+            work=work,
+            timeout=timeout,
+        )
         with closing(lines):  # type: ignore[type-var]
             for line in lines:
                 err().print(line, highlight=False, markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ Only what was started here is stopped. Nothing listens beyond 127.0.0.1.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate import toml
-from pfedgate.deploy import certs, init, need_flower
+from pfedgate.deploy import FlowerMissing, certs, init, need_flower
 from pfedgate.deploy.processes import FleetError, Process, lines, stop
 from pfedgate.deploy.proxy import Proxy
 
@@ -39,7 +40,9 @@ def free_port() -> int:
 class LocalFleet:
     """A SuperLink and `nodes` SuperNodes.
 
-    `configs` are the nodes' settings, over partition-id and state-dir; `states` is where their private states live.
+    `simulate`, such as {"num-cpus": 1, "num-gpus": 0.25}, makes the nodes Ray actors with these resources instead of
+    SuperNodes (Ray must be installed; no keys then). `configs` are the nodes' settings, over partition-id and
+    state-dir; `states` is where their private states live; `tap` makes a proxy to a port that nodes go through.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class LocalFleet:
         *,
         nodes: int = 3,
         secure: bool = True,
+        simulate: Mapping[str, float] | None = None,
         configs: Sequence[Mapping[str, Any]] | None = None,
         states: str | Path | None = None,
         tap: Callable[[int], Proxy] | None = None,
@@ -56,7 +60,10 @@ class LocalFleet:
         need_flower()
         if nodes < 1:
             raise ValueError(f"a fleet has at least one node, got {nodes}")
-        self.folder, self.nodes, self.secure, self.patience = Path(folder).resolve(), nodes, secure, patience
+        self.folder, self.nodes, self.patience = Path(folder).resolve(), nodes, patience
+        self.simulate, self.secure = simulate, secure and simulate is None
+        if simulate is not None and importlib.util.find_spec("ray") is None:
+            raise FlowerMissing("simulation on Ray needs Ray: pip install 'flwr[simulation]'")
         given = configs or [{}] * nodes
         places = Path(states or folder).resolve()
         shares = [{"partition-id": at, "num-partitions": nodes} for at in range(nodes)]
@@ -65,7 +72,7 @@ class LocalFleet:
             for at, (share, own) in enumerate(zip(shares, given, strict=True))
         ]
         self.port = 0
-        self.tap = tap  # makes a proxy to a port: nodes go through it
+        self.tap = tap
         self.proxy: Proxy | None = None
         self.link: Process | None = None
         self.started: dict[int, Process] = {}
@@ -75,7 +82,7 @@ class LocalFleet:
     def __enter__(self) -> LocalFleet:
         try:
             self.start_link()
-            for at in range(self.nodes):
+            for at in range(self.nodes if self.simulate is None else 0):
                 self.start_node(at)
         except BaseException:
             self.close()
@@ -95,6 +102,8 @@ class LocalFleet:
             pairs = [("ssl-ca-certfile", "ca.crt"), ("ssl-certfile", "server.crt"), ("ssl-keyfile", "server.key")]
             options = [part for option, file in pairs for part in (f"--{option}", str(keys / file))]
             options.append("--enable-supernode-auth")
+        if self.simulate is not None:
+            options.append("--simulation")
         first = not self.port
         self.port = self.port or free_port()
         self.link = self._start(
@@ -145,6 +154,10 @@ class LocalFleet:
         text = "".join(f"{name} = {toml.dump(value)}\n" for name, value in (config or {}).items())
         chosen.write_text(text, encoding="utf-8")
         options = ["--run-config", str(chosen)] if text else []
+        if self.simulate is not None:
+            each = {f"client-resources-{name}": value for name, value in self.simulate.items()}
+            told = " ".join(f"{name}={value:g}" for name, value in {"num-supernodes": self.nodes, **each}.items())
+            options += ["--federation-config", told]
         process = self._popen(
             [program("flwr"), "run", str(Path(app).resolve()), NAME, "--stream", *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -187,6 +200,8 @@ class LocalFleet:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "OMP_NUM_THREADS": "1",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray listens on the host's address
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "PYTHONUNBUFFERED": "1",
             "NO_COLOR": "1",
         }
@@ -224,6 +239,7 @@ def once(
     *,
     nodes: int = 3,
     secure: bool = True,
+    simulate: Mapping[str, float] | None = None,
     given: Sequence[str] = (),
     work: str | Path,
     timeout: float = 3600.0,
@@ -236,6 +252,7 @@ def once(
     if app is None:
         app = init.write(Path(work) / "app", source)
     settled = "; ".join([f"deploy.nodes={nodes}", *given])
-    # Private states stay beside the run, so that it can go on with them.
-    with LocalFleet(Path(work) / "fleet", nodes=nodes, secure=secure, states=Path(out) / "nodes") as fleet:
-        yield from fleet.run(app, {"folder": str(Path(out).resolve()), "set": settled}, timeout=timeout)
+    states = Path(out).resolve() / "nodes"  # private states stay beside the run, so that it can go on with them
+    config = {"folder": str(Path(out).resolve()), "set": settled, "state-dir": str(states)}
+    with LocalFleet(Path(work) / "fleet", nodes=nodes, secure=secure, simulate=simulate, states=states) as fleet:
+        yield from fleet.run(app, config, timeout=timeout)
