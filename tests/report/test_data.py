@@ -67,6 +67,27 @@ def test_runs_differ_in_what_they_differ_in(content: dict) -> None:
     assert [row["name"] for row in content["differences"]["rows"]] == ["algorithm.name", "clients.budget"]
 
 
+def test_runs_of_several_seeds_become_one_row(runs: Path, tmp_path: Path) -> None:
+    paths = [runs / "fedavg"]
+    for seed in (0, 1):
+        paths.append(tmp_path / f"pfedgate-seed={seed}")
+        shutil.copytree(runs / "pfedgate", paths[-1])
+    told = (paths[2] / "config.toml").read_text()
+    (paths[2] / "config.toml").write_text(told.replace("\nseed = 0", "\nseed = 1"))
+    summary = json.loads((paths[2] / "summary.json").read_text())
+    (paths[2] / "summary.json").write_text(json.dumps({**summary, "accuracy": summary["accuracy"] + 0.1}))
+    table = gather(open_runs(paths))["seeds"]
+    assert [(row["name"], row["cells"][0]["text"]) for row in table["rows"]] == [("fedavg", "1"), ("pfedgate", "2")]
+    mean, deviation = table["rows"][1]["cells"][1]["text"].split(" ± ")
+    assert float(mean) == pytest.approx(100 * summary["accuracy"] + 5, abs=0.01)
+    assert float(deviation) == pytest.approx(10 / 2**0.5, abs=0.01)
+    assert "±" not in table["rows"][0]["cells"][1]["text"]
+
+
+def test_without_repeated_seeds_there_is_no_such_table(content: dict) -> None:
+    assert content["seeds"] == {}
+
+
 def test_gates_keep_within_the_budget(content: dict, runs: Path) -> None:
     gates = content["runs"][0]["gates"]
     assert len(gates["clients"]) == 6  # of 8, two are novel

@@ -82,6 +82,33 @@ def test_command_says_what_is_wrong(runs: Path, more: list[str], said: str) -> N
     assert said in result.output
 
 
+def test_training_can_end_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[dict] = []
+
+    def build(name: str, folder: Path, recipe: object) -> object:
+        assert name == "tensorboard"
+        return events.append
+
+    monkeypatch.setattr("pfedgate.trackers.build", build)
+    few = ["--set", "train.rounds=1", "--set", "data.clients=4", "--set", "data.samples=200", "--set", "run.workers=1"]
+    args = [
+        "compare",
+        "pfedgate",
+        "fedavg",
+        *few,
+        "--out",
+        str(tmp_path / "both"),
+        "--report",
+        "--track",
+        "tensorboard",
+    ]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert str(tmp_path / "both" / "report.html") in result.output
+    assert '"label":"fedavg"' in (tmp_path / "both" / "report.html").read_text()
+    assert [event["event"] for event in events] == ["start", "round", "end"] * 2
+
+
 def test_default_place(runs: Path) -> None:
     assert report.write([runs / "fedavg"])[0] == runs / "fedavg" / "report.html"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,6 +84,7 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
         "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}),
         "clients": client_table(told),
         "differences": differences(runs, labels),
+        "seeds": seeds(runs, labels),
     }
     return {name: rounded(value) for name, value in content.items()}
 
@@ -183,6 +186,41 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
             rows.append({"name": name, "cells": cells})
     head = [{"title": label, "why": ""} for label in labels]
     return tables.with_copies({"head": head, "rows": rows, "first": "setting"}) if rows else {}
+
+
+def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
+    """Runs that differ in nothing but their seed, as mean and deviation; nothing if there are no such runs."""
+    groups: dict[str, list[int]] = {}
+    for at, run in enumerate(runs):
+        told = {section: dict(values) for section, values in run.recipe.tables().items()}
+        told["data"].pop("seed", None)
+        told["run"] = {}  # of these only the seed changes the result
+        groups.setdefault(json.dumps(told, sort_keys=True, default=str), []).append(at)
+    if all(len(members) < 2 for members in groups.values()):
+        return {}
+    rows = {}
+    for members in groups.values():
+        name = labels[members[0]] if len(members) == 1 else _common([labels[at] for at in members])
+        while name in rows:
+            name += "′"
+        rows[name] = [tables.numbers(runs[at].summary or _so_far(runs[at])) for at in members]
+    return tables.over_seeds(rows)
+
+
+def _common(labels: Sequence[str]) -> str:
+    """What several labels have in common, without the number that tells them apart.
+
+    >>> _common(["fedavg-seed=0", "fedavg-seed=1"]), _common(["a/run", "b/run"]), _common(["x", "y"])
+    ('fedavg', 'run', 'x and others')
+    """
+    before, after = _start(labels), _start([label[::-1] for label in labels])[::-1]
+    found = re.sub(r"[-_/. ]+(seed|s)?[-_=/. ]*$", "", before) or after.strip("-_/. ")
+    return found or f"{labels[0]} and others"
+
+
+def _start(texts: Sequence[str]) -> str:
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in same)
 
 
 def _index(known: list[Content], item: Content | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,37 @@ def summarise(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
         lines.append({"name": name, "cells": cells})
     head = [{"title": c.title, "why": c.why} for c in shown]
     return with_copies({"head": head, "rows": lines, "first": "run"})
+
+
+def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]]) -> dict[str, Any]:
+    """Mean ± standard deviation (of a sample) of runs that differ in their seed only; a single run has no deviation.
+
+    >>> table = over_seeds({"a": [{"accuracy": 0.8}, {"accuracy": 0.9}], "b": [{"accuracy": 0.7}, {"accuracy": 0.7}]})
+    >>> [row["cells"][1]["text"] for row in table["rows"]]
+    ['85.00 ± 7.07', '70.00 ± 0.00']
+    """
+    shares = [c for c in COLUMNS if c.show is _percent or c.key in ("density", "q_training", "rounds_to_90")]
+    known = {name: {c.key: _spread([row.get(c.key) for row in rows]) for c in shares} for name, rows in groups.items()}
+    shown = [c for c in shares if any(row[c.key] is not None for row in known.values())]
+    lines = []
+    for name, row in known.items():
+        cells: list[dict[str, Any]] = [{"text": str(len(groups[name])), "value": len(groups[name]), "best": False}]
+        for column in shown:
+            found, others = row[column.key], [other[column.key] for other in known.values()]
+            means = [other[0] for other in others if other is not None]
+            best = bool(found and column.best and len(set(means)) > 1 and found[0] == column.best(means))
+            shown_text = "–" if found is None else " ± ".join(column.show(part) for part in found if part is not None)
+            cells.append({"text": shown_text, "value": None if found is None else found[0], "best": best})
+        lines.append({"name": name, "cells": cells})
+    head = [{"title": "seeds", "why": "runs"}, *({"title": c.title, "why": c.why} for c in shown)]
+    return with_copies({"head": head, "rows": lines, "first": "setting"})
+
+
+def _spread(values: Sequence[float | None]) -> tuple[float, float | None] | None:
+    found = [value for value in values if value is not None]
+    if not found:
+        return None
+    return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
 
 
 def with_copies(table: dict[str, Any]) -> dict[str, Any]:

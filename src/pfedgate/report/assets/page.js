@@ -6,7 +6,7 @@ function configs() {
       ["Python", where.python + ", " + Object.entries(where.packages).map((p) => p.join(" ")).join(", ")],
       ["machine", `${where.machine.cpu}, ${where.machine.cores} cores, ${bytes(where.machine.memory_bytes || 0)}` + (where.machine.accelerators.length ? ", " + where.machine.accelerators.join(", ") : "")]] : [];
     const told = h("table", { class: "words" }, h("tbody", {}, ...facts.map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", { style: "white-space:normal" }, value)))));
-    const copy = h("button", { class: "small", onclick: () => navigator.clipboard.writeText(run.config) }, "Copy");
+    const copy = h("button", { class: "small", onclick: () => toClipboard(run.config) }, "Copy");
     return h("details", {}, h("summary", {}, run.label + (run.finished ? "" : ` (so far: ${run.rounds} of ${run.planned} rounds)`)), h("div", { class: "scroll" }, told), h("pre", {}, run.config), h("p", {}, copy));
   });
   return h("div", { class: "card" }, ...boxes);
@@ -22,7 +22,8 @@ function page() {
   theme.textContent = dark.matches ? "Light" : "Dark";
 
   section("summary", "Summary", null, tiles(),
-    h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), copies(DATA.table)));
+    h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), copies(DATA.table)),
+    DATA.seeds.rows ? h("div", { class: "card", style: "margin-top:16px" }, h("h3", {}, "Over seeds: mean ± standard deviation"), tableOf(DATA.seeds), copies(DATA.seeds)) : null);
   section("learning", "Learning", "Accuracy of each client's own model on its test data, after the broadcast, weighted by test samples.", grid(
     curve("accuracy-rounds", "Over rounds", "round", { title: "round", show: String, tip: (v) => "round " + v }, "", big),
     curve("accuracy-bytes", "Over bytes sent and received", "bytes", { title: "all clients, both ways", show: bytes, tip: bytes, low: 0 }, "half", small),

@@ -13,13 +13,21 @@ function section(id, title, lead, ...content) {
 const grid = (...cards) => { const shown = cards.filter(Boolean); return shown.length ? h("div", { class: "grid" }, ...shown) : null; };
 const draw = (spec) => chart(spec).figure;
 
+async function toClipboard(content) {
+  try { await navigator.clipboard.writeText(content); } catch {
+    // Without the clipboard interface (an old browser, a page without focus): select and copy.
+    const area = h("textarea", {});
+    area.value = content;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
 function copies(table) {
   const said = h("span", { role: "status" });
   const copy = (content, name) => async () => {
-    try { await navigator.clipboard.writeText(content); } catch {
-      // Without the clipboard interface (an old browser, a page without focus): select and copy.
-      const area = h("textarea", {}); area.value = content; document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
-    }
+    await toClipboard(content);
     said.textContent = name + " copied";
     setTimeout(() => { said.textContent = ""; }, 2500);
   };
