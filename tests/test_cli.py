@@ -140,6 +140,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Tests may themselves run in the background of a shell, where Ctrl-C is ignored and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -208,7 +210,7 @@ def test_compare_prints_a_table_and_the_folders(pf: Callable[..., Any]) -> None:
 def test_compare_takes_a_recipe_with_tuned_settings(pf: Callable[..., Any]) -> None:
     Path("r.toml").write_text('[algorithm]\nname = "pfedgate"\ngate_lr = 0.3\n[tuned.ditto]\ntrain.lr = 0.01\n')
     pf("compare", "ditto", "fedavg", "r.toml", "--out", "c", settings=TINY)
-    assert [run.recipe.train.lr for run in runfolder.load_all("c")] == [0.01, 0.05]
+    assert [run.recipe.train.lr for run in runfolder.load_all("c")] == [0.01, 0.1]
 
 
 def test_data_show_prints_and_draws(pf: Callable[..., Any]) -> None:
