@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from tests.deploy.test_law import TABLES, deployed, private_states, same
 
-from pfedgate.deploy.grid import QuorumError
+from pfedgate.deploy.fleet import QuorumError
 
 SPOILT = 12  # the node whose answers are spoilt
 
@@ -204,7 +204,7 @@ def test_a_node_that_is_away_is_not_waited_for_and_may_come_back(tmp_path: Path)
     from tests.deploy.fakes import Clock, FakeGrid
 
     from pfedgate.deploy import flower, settings
-    from pfedgate.deploy.grid import Fleet
+    from pfedgate.deploy.fleet import Fleet
 
     tables = {**TABLES, "algorithm": {"name": "ditto"}, "train": {"rounds": 4}, "clients": {}, "deploy": {"nodes": 3}}
     order, clock = settings.read(tables), Clock()

@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.deploy.fakes import Clock, FakeGrid
 
 from pfedgate import algorithms, experiment
 from pfedgate.deploy import settings
+from pfedgate.deploy.node import Node
+from pfedgate.deploy.parcels import Parcel
 from pfedgate.store import DiskStore
 from pfedgate.types import State
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from pfedgate.deploy import flower, state
-from pfedgate.deploy.grid import Fleet
+from pfedgate.deploy.fleet import Fleet
 
 # Six clients on three nodes, of which some are held out; a budget that differs from client to client.
 TABLES: dict[str, Any] = {
@@ -100,3 +103,47 @@ def test_a_node_brings_its_own_budget(tmp_path: Path) -> None:
     assert len(cards) == 6
     assert {budget for node, budget in cards.values() if node == 1} == {0.4}
     assert {budget for node, budget in cards.values() if node != 1} == {1.0}
+
+
+def test_nodes_with_data_of_their_own_need_not_hold_every_class(tmp_path: Path) -> None:
+    """Made by a function of a node's configuration; one node holds two classes, one holds the third, one is novel."""
+    from pfedgate.data import from_arrays
+
+    def data(config: Any) -> Any:
+        names = np.array(config["labels"].split("+"))
+        x = np.random.default_rng(1).normal(size=(30, 5)).astype(np.float32)
+        return from_arrays(x, names[np.arange(30) % len(names)], owners=[config["site"]] * 30)
+
+    tables = {
+        "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "ditto"},
+        "train": {"rounds": 1, "batch": 8}, "deploy": {"classes": ["cat", "dog", "eel"]},
+    }  # fmt: skip
+    configs = {
+        1: {"site": "a", "labels": "cat+dog"},
+        2: {"site": "b", "labels": "eel"},
+        3: {"site": "c", "labels": "dog+eel", "novel": True},
+    }
+    result, _, _ = deployed(tmp_path, tables, configs=configs, data=data)
+    assert [score.client for score in result.scores] == ["a", "b"]
+    assert [score.client for score in result.novel] == ["c"]
+    node = Node(settings.read(tables), configs[2], data=data)
+    assert set(node.federation().part("b", "train").y.tolist()) == {2}
+    with pytest.raises(ValueError, match="unknown class 'eel'"):
+        Node(settings.read({**tables, "deploy": {"classes": ["cat", "dog"]}}), configs[2], data=data).federation()
+
+
+def test_a_node_serves_only_its_own_clients(tmp_path: Path) -> None:
+    order = settings.read({**TABLES, "algorithm": {"name": "fedavg"}})
+    node = Node(order, {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)})
+    card = {"id": "1", "n_train": 3, "budget": 1.0}
+    told = node.answer(
+        Parcel(
+            {
+                "stage": "train", "experiment": "0" * 16, "starts": [0], "serial": 1, "commit": 0, "points": [],
+                "round": {"index": 0}, "jobs": [{"card": card, "body": 0}],
+            },
+            [b""],
+        )
+    )  # fmt: skip
+    assert "does not hold client '1'" in told.about["clients"]["1"]["error"]
+    assert not told.bodies

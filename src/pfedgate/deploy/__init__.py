@@ -2,10 +2,13 @@
 
     settings    [deploy] of a recipe: deadlines and quorum
     parcels     what a message carries: text and bytes, nothing else
-    grid        the server's exchange: who is there, ask, wait no longer than the deadline, check, hand on
-    node        a node's side: its data, its private states in its own folder, its answers
+    roll        what nodes tell of themselves, and what the server knows of clients from that
+    fleet       who is there; ask, and wait no longer than the deadline
+    grid        the server's exchange: send, check what comes back, hand it on in order
+    node        a node's side: its data and its answers;  state: its private states, in its own folder
     flower      ServerApp and ClientApp made of these
     local       a whole fleet on this machine;  certs: keys and certificates;  init: a ready app
+    processes, proxy    what `local` starts, ended for sure; what passes between nodes and server, counted
 
 Flower is an extra: this package imports without it, and says what to install when it is needed.
 """

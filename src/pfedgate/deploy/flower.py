@@ -22,7 +22,8 @@ from typing import Any
 from pfedgate import engine, experiment, runfolder
 from pfedgate.config import GIVEN, Named, Recipe
 from pfedgate.deploy import need_flower, settings
-from pfedgate.deploy.grid import Fleet, GridExchange
+from pfedgate.deploy.fleet import Fleet
+from pfedgate.deploy.grid import GridExchange
 from pfedgate.deploy.node import Data, Node
 from pfedgate.deploy.parcels import from_records, to_records
 from pfedgate.deploy.roll import Roll, Told
