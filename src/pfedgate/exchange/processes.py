@@ -39,6 +39,10 @@ UPDATE, SCORE, DONE, FAILED = range(4)
 Job = dict[str, Any]
 
 
+class WorkerDied(RuntimeError):
+    """A worker process ended without being told to."""
+
+
 class Processes:
     """An exchange with `workers` processes (default: one per core)."""
 
@@ -145,7 +149,7 @@ class Processes:
         except (EOFError, ConnectionError) as error:
             self._workers[index].join(1)
             code = self._workers[index].exitcode
-            raise RuntimeError(f"worker {index} died (exit code {code}): was it killed, or out of memory?") from error
+            raise WorkerDied(f"worker {index} died (exit code {code}): was it killed, or out of memory?") from error
         kind, number, place, down = _HEAD.unpack_from(message)
         if kind == FAILED:
             told = json.loads(message[_HEAD.size :])
@@ -157,12 +161,11 @@ class Processes:
         for index, count in busy.items():
             while count > 0:
                 try:
-                    if self._hear(index)[0] == DONE:
-                        count -= 1
+                    count -= self._hear(index)[0] == DONE
+                except WorkerDied:
+                    break
                 except (ClientError, RuntimeError):
-                    count -= 1
-                    if not self._workers[index].is_alive():
-                        break
+                    continue  # a failed job ends with DONE like any other
 
     def close(self) -> None:
         """Stop the workers."""
@@ -196,20 +199,20 @@ def _work(pipe: Connection, algorithm: Algorithm, federation: Federation, root: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     endpoint = Endpoint(algorithm, federation, DiskStore(root), device)
-    while True:
-        try:
-            order = pipe.recv_bytes()
-        except (EOFError, ConnectionError):
-            return
-        if not order:
-            return
-        job: Job = json.loads(order)
-        try:
-            _do(pipe, endpoint, job)
-        except Exception as error:
-            known = [error.client, error.round, error.stage, error.reason] if isinstance(error, ClientError) else None
-            told = json.dumps({"error": known, "trace": traceback.format_exc()})
-            pipe.send_bytes(_HEAD.pack(FAILED, job["number"], 0, 0) + told.encode())
+    try:
+        while order := pipe.recv_bytes():
+            job: Job = json.loads(order)
+            try:
+                _do(pipe, endpoint, job)
+            except Exception as error:
+                known = None
+                if isinstance(error, ClientError):
+                    known = [error.client, error.round, error.stage, error.reason]
+                told = json.dumps({"error": known, "trace": traceback.format_exc()})
+                pipe.send_bytes(_HEAD.pack(FAILED, job["number"], 0, 0) + told.encode())
+            pipe.send_bytes(_HEAD.pack(DONE, job["number"], 0, peak_bytes()))
+    except (EOFError, ConnectionError):
+        return  # the parent is gone
 
 
 def _do(pipe: Connection, endpoint: Endpoint, job: Job) -> None:
@@ -230,4 +233,3 @@ def _do(pipe: Connection, endpoint: Endpoint, job: Job) -> None:
                 told[part] = list(told[part].values())
             head = _HEAD.pack(SCORE, job["number"], places[scored.client], 0)
             pipe.send_bytes(head + json.dumps(told).encode())
-    pipe.send_bytes(_HEAD.pack(DONE, job["number"], 0, peak_bytes()))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.laws.world import federation, task
+
+from pfedgate.algorithms.fedavg import FedAvg
+from pfedgate.engine import ClientError, Options, run
+from pfedgate.exchange.processes import Processes
+from pfedgate.roster import Roster
+from pfedgate.store import MemoryStore, TemporaryStore
+from pfedgate.tensors import equal
+from pfedgate.types import CPU, Card, Local, Round, State, Update
+
+OPTIONS = Options(rounds=1, evaluate_every=0, novel=False, stack=0)
+
+
+@dataclass(frozen=True)
+class Troubled(FedAvg):
+    """FedAvg in which one client fails, or takes its process with it."""
+
+    fails: str = ""
+    kills: str = ""
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        if local.card.id == self.fails:
+            raise ZeroDivisionError("of this client")
+        if local.card.id == self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(got, private, local)
+
+
+def started(count: int = 2, **trouble: str) -> Processes:
+    return Processes(Troubled(task(), **trouble), federation(), TemporaryStore(), CPU, workers=count)
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(_alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def chunks() -> list[list[Card]]:
+    return [[card] for card in Roster.of(federation(), "clients", OPTIONS)]
+
+
+def test_an_error_names_the_client_and_workers_go_on() -> None:
+    exchange = started(fails=federation().clients[3])
+    server = exchange_server()
+    try:
+        with pytest.raises(ClientError, match="round 1, train: ZeroDivisionError: of this client") as caught:
+            list(exchange.train(server, Round(), chunks()))
+        assert federation().clients[3] in str(caught.value)
+        good = [chunk for chunk in chunks() if chunk[0].id != federation().clients[3]]
+        assert len(list(exchange.train(server, Round(), good))) == 5
+    finally:
+        exchange.close()
+
+
+def exchange_server() -> State:
+    return FedAvg(task()).init_server(0)
+
+
+def test_a_dead_worker_is_noticed() -> None:
+    exchange = started(kills=federation().clients[2])
+    try:
+        with pytest.raises(RuntimeError, match=r"worker \d died"):
+            list(exchange.train(exchange_server(), Round(), chunks()))
+    finally:
+        exchange.close()
+
+
+def test_stopping_early_leaves_the_workers_usable() -> None:
+    exchange = started()
+    try:
+        replies = exchange.train(exchange_server(), Round(), chunks())
+        first = next(replies)
+        replies.close()  # type: ignore[attr-defined]
+        again = list(exchange.train(exchange_server(), Round(), chunks()))
+        assert [reply.card.id for reply in again] == sorted(federation().clients)
+        assert first.update is not None
+        assert again[0].update is not None
+        assert equal(first.update.shared, again[0].update.shared)
+    finally:
+        exchange.close()
+
+
+def test_closing_leaves_nothing_behind() -> None:
+    exchange = started()
+    list(exchange.train(exchange_server(), Round(), chunks()))
+    pids = [worker.pid for worker in exchange._workers]
+    folder = exchange._folder
+    assert exchange.peak_bytes > 10**7
+    exchange.close()
+    assert gone(pids)
+    assert not folder.exists()
+
+
+def test_private_states_must_be_reachable() -> None:
+    with pytest.raises(TypeError, match="DiskStore"):
+        Processes(FedAvg(task()), federation(), MemoryStore())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers(workers: int) -> None:
+    options = replace(OPTIONS, rounds=2, evaluate_every=1, stack=2)
+    here = run(FedAvg(task()), federation(), options)
+    there = run(FedAvg(task()), federation(), options, exchange=partial(Processes, workers=workers))
+    assert equal(here.server, there.server)
+    assert here.history == there.history
+    assert here.scores == there.scores
+
+
+def test_workers_are_stopped_when_a_run_fails() -> None:
+    made: list[Processes] = []
+
+    def exchange(*args: Any) -> Processes:
+        made.append(Processes(*args, workers=1))
+        return made[0]
+
+    exchange.shared_store = True  # type: ignore[attr-defined]
+    call: Callable[..., Any] = exchange
+    with pytest.raises(ClientError):
+        run(Troubled(task(), fails=federation().clients[0]), federation(), OPTIONS, exchange=call)
+    assert gone([worker.pid for worker in made[0]._workers])
