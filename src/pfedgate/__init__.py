@@ -1,5 +1,10 @@
-"""pfedgate: personalised federated learning with sparse gates."""
+"""pfedgate: personalised federated learning with sparse gates.
 
+pfedgate.gate(model, example, budget=0.3)     any module inside a budget
+pfedgate.run("recipes/digits.toml")           a federated run from a recipe; the command line does the same
+"""
+
+from pfedgate.experiment import resume, run
 from pfedgate.gating.blocks import Block, Piece
 from pfedgate.gating.budget import Budget, InfeasibleBudget
 from pfedgate.gating.gate_config import GateConfig
@@ -18,4 +23,6 @@ __all__ = [
     "Piece",
     "Selection",
     "gate",
+    "resume",
+    "run",
 ]
