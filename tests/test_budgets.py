@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pfedgate import data
 from pfedgate.budgets import budgets
+from pfedgate.roster import Options, Roster
 
 IDS = [f"c{at}" for at in range(10)]
 
@@ -62,3 +64,13 @@ def test_wrong_kinds() -> None:
         budgets(None, IDS)
     with pytest.raises(FileNotFoundError, match="CSV of devices"):
         budgets("nowhere.csv", IDS)
+
+
+@pytest.mark.parametrize("extra", [[], [0.25]])
+def test_a_list_of_budgets_reaches_held_out_clients_too(extra: list[float]) -> None:
+    federation = data.load("digits", clients=5, novel=0.2)
+    assert len(federation.novel) == 1
+    options = Options(budget=[0.5, 0.6, 0.7, 0.8, *extra])
+    trained = {card.id: card.budget for card in Roster.of(federation, "clients", options)}
+    assert [trained[client] for client in federation.clients] == [0.5, 0.6, 0.7, 0.8]
+    assert [card.budget for card in Roster.of(federation, "novel", options)] == (extra or [0.5])

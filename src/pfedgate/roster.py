@@ -74,7 +74,7 @@ class Roster:
             cards = getattr(source, group)
             return cls([c.id for c in cards], [c.n_train for c in cards], [c.budget for c in cards])
         ids = getattr(source, group)
-        return cls(ids, _sizes(source, ids), budgets(options.budget, ids, options.seed))
+        return cls(ids, _sizes(source, ids), budgets(_budget(source, group, options.budget), ids, options.seed))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -95,6 +95,20 @@ class Roster:
         generator = np.random.default_rng(key(seed, "sample", round))
         chosen = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
         return [self.card(int(able[at])) for at in np.sort(chosen)]
+
+
+def _budget(federation: Federation, group: str, given: Any) -> Any:
+    """A list of budgets is for the training clients, or for them and the held-out ones after them.
+
+    Held-out clients that it does not reach get its values in turn: devices like those seen in training.
+    """
+    if not isinstance(given, list | tuple):
+        return given
+    first, count = len(federation.clients), len(getattr(federation, group))
+    if group == "clients":
+        return given[:first] if len(given) == first + len(federation.novel) else given
+    rest = given[first:] or given
+    return [rest[at % len(rest)] for at in range(count)]
 
 
 def _sizes(federation: Federation, ids: Sequence[str]) -> Ints:
