@@ -165,7 +165,7 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
 def test_two_nodes_with_one_client_are_refused(tmp_path: Path) -> None:
     share = {"partition-id": 0, "num-partitions": 3}
     with pytest.raises(ValueError, match=r"nodes 1 and 2 both hold client .*partition-id"):
-        deployed(tmp_path, GATED, configs={1: share, 2: share})
+        deployed(tmp_path, GATED, nodes=2, configs={1: share, 2: share})
 
 
 class Stop(Exception):

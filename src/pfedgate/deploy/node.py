@@ -12,6 +12,7 @@ Where its data comes from, by `--node-config` (or a function given to `client_ap
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,7 +185,7 @@ class Node:
         about = parcel.about
         share = self.federation()
         store = state.take(
-            self.root, str(about["experiment"]), self.share,
+            self.root, str(about["experiment"]), self.place(share),
             [int(start) for start in about["starts"]], int(about["serial"]), int(about["commit"]),
         )  # fmt: skip
         recipe = dataclasses.replace(self.order.recipe, data=Named(GIVEN))
@@ -216,12 +217,12 @@ class Node:
         chosen = self.config.get("state-dir") or self.run_config.get("state-dir") or "~/.local/state/pfedgate"
         return Path(str(chosen)).expanduser()
 
-    @property
-    def share(self) -> str:
-        """The folder of this node among others that keep their states in the same place."""
-        if "partition-id" not in self.config:
-            return "own"
-        return f"{int(self.config['partition-id'])}-of-{int(self.config.get('num-partitions', 0))}"
+    def place(self, share: Share) -> str:
+        """The folder of this node among others that keep their states in the same root."""
+        if "partition-id" in self.config:
+            return f"{int(self.config['partition-id'])}-of-{int(self.config.get('num-partitions', 0))}"
+        everyone = "\x1f".join(sorted([*share.clients, *share.novel]))
+        return "own-" + hashlib.blake2b(everyone.encode(), digest_size=6).hexdigest()
 
 
 class _Any:
