@@ -13,7 +13,7 @@ from tests.report.conftest import SMALL
 
 from pfedgate import experiment, runfolder
 from pfedgate.report import gather, open_runs, tables
-from pfedgate.report.data import choose_baseline, labels_of
+from pfedgate.report.data import _matching, choose_baseline, labels_of
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def test_content_is_json_and_names_every_run(content: dict) -> None:
     again = json.loads(json.dumps(content, allow_nan=False))
     assert [run["label"] for run in again["runs"]] == ["pfedgate", "fedavg", "ditto"]
     assert again["baseline"] == 1  # FedAvg, though it is not the last
+    assert [run["baseline"] for run in again["runs"]] == [1, None, 1]
 
 
 def test_curves_add_up_what_was_spent(content: dict, runs: Path) -> None:
@@ -82,6 +83,12 @@ def test_runs_of_several_seeds_become_one_row(runs: Path, tmp_path: Path) -> Non
     assert float(mean) == pytest.approx(100 * summary["accuracy"] + 5, abs=0.01)
     assert float(deviation) == pytest.approx(10 / 2**0.5, abs=0.01)
     assert "±" not in table["rows"][0]["cells"][1]["text"]
+
+
+def test_clients_are_compared_on_the_same_data_only() -> None:
+    keys, names = ["0", "0", "1", "1", "2"], ["fedavg", "ditto", "ditto", "fedavg", "ditto"]
+    assert [_matching(at, 0, keys, names) for at in range(5)] == [None, 0, 3, None, None]
+    assert _matching(1, None, keys, names) is None
 
 
 def test_without_repeated_seeds_there_is_no_such_table(content: dict) -> None:

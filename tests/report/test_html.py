@@ -130,6 +130,6 @@ def test_figures_are_the_same_every_time(
 
 
 def test_figures_without_anything_to_show_are_left_out(content: dict, tmp_path: Path) -> None:
-    plain = {**content, "runs": [content["runs"][1]], "baseline": None, "partitions": []}
+    plain = {**content, "runs": [{**content["runs"][1], "baseline": None}], "baseline": None, "partitions": []}
     names = {path.stem for path in draw_all(plain, tmp_path, "svg")}
     assert names == {"accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted"}

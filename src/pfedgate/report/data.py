@@ -64,13 +64,12 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     algorithms = [run.recipe.algorithm.name for run in runs]
     compared = choose_baseline(baseline, labels, algorithms)
     told = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
-    known: dict[str, Content | None] = {}
+    keys = [data_key(run) for run in runs]
+    known = {key: partition_of(runs[keys.index(key)]) for key in dict.fromkeys(keys)}
     partitions: list[Content] = []
-    for run, entry in zip(runs, told, strict=True):
-        key = data_key(run)
-        if key not in known:
-            known[key] = partition_of(run)
-        entry["partition"] = _index(partitions, known[key])
+    for at, entry in enumerate(told):
+        entry["partition"] = _index(partitions, known[keys[at]])
+        entry["baseline"] = _matching(at, compared, keys, algorithms)
     first = runs[0].recipe
     names = {entry["data"] for entry in told}
     content = {
@@ -82,11 +81,23 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
         "runs": told,
         "partitions": partitions,
         "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}),
-        "clients": client_table(told),
+        "clients": client_table(told, marked=len(set(keys)) == 1),
         "differences": differences(runs, labels),
         "seeds": seeds(runs, labels),
     }
     return {name: rounded(value) for name, value in content.items()}
+
+
+def _matching(at: int, baseline: int | None, keys: Sequence[str], algorithms: Sequence[str]) -> int | None:
+    """The run to compare clients with: the baseline, or its like on the same data (another seed shares out anew).
+
+    >>> _matching(2, 0, ["seed 0", "seed 1", "seed 1"], ["fedavg", "fedavg", "ditto"])
+    1
+    """
+    if baseline is None or algorithms[at] == algorithms[baseline]:
+        return baseline if at != baseline and baseline is not None and keys[at] == keys[baseline] else None
+    alike = [n for n, key in enumerate(keys) if key == keys[at] and algorithms[n] == algorithms[baseline]]
+    return baseline if baseline in alike else alike[0] if alike else None
 
 
 def _run(run: Run, label: str) -> Content:
@@ -148,8 +159,8 @@ def _so_far(run: Run) -> Content:
     return {**metrics.overall(run.metrics), "seconds": run.seconds}
 
 
-def client_table(told: Sequence[Content]) -> Content:
-    """Accuracy of every client under every run, ready to copy."""
+def client_table(told: Sequence[Content], *, marked: bool = True) -> Content:
+    """Accuracy of every client under every run, ready to copy; best values are marked where all had the same data."""
     names = sorted({row["client"] for entry in told for row in entry["clients"]})
     by_run = [{row["client"]: row.get("accuracy") for row in entry["clients"]} for entry in told]
     rows = []
@@ -160,7 +171,7 @@ def client_table(told: Sequence[Content]) -> Content:
             {
                 "text": "–" if value is None else f"{100 * value:.2f}",
                 "value": value,
-                "best": len(set(known)) > 1 and value == max(known),
+                "best": marked and len(set(known)) > 1 and value == max(known),
             }
             for value in values
         ]
@@ -214,7 +225,7 @@ def _common(labels: Sequence[str]) -> str:
     ('fedavg', 'run', 'x and others')
     """
     before, after = _start(labels), _start([label[::-1] for label in labels])[::-1]
-    found = re.sub(r"[-_/. ]+(seed|s)?[-_=/. ]*$", "", before) or after.strip("-_/. ")
+    found = re.sub(r"[-_/., ]+(seed|s)?[-_=/., ]*$", "", before) or after.strip("-_/., ")
     return found or f"{labels[0]} and others"
 
 

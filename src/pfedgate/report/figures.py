@@ -79,23 +79,25 @@ def _clients(content: Content, figure: Any) -> bool:
 
 
 def _difference(content: Content, figure: Any) -> bool:
-    if content["baseline"] is None:
-        return False
-    base = content["runs"][content["baseline"]]
-    theirs = {row["client"]: row["accuracy"] for row in base["clients"] if "accuracy" in row}
-    others = [(at, run) for at, run in enumerate(content["runs"]) if at != content["baseline"] and run["clients"]]
-    if not theirs or not others:
+    runs = content["runs"]
+    others = [
+        (run, runs[run["baseline"]])
+        for run in runs
+        if run["baseline"] is not None and run["clients"] and runs[run["baseline"]]["clients"]
+    ]
+    if not others:
         return False
     figure.set_size_inches(PAGE, 1.9 * len(others))
-    low = sorted(theirs.values())[len(theirs) // 10]
-    for row, (at, run) in enumerate(others):
+    for row, (run, base) in enumerate(others):
+        theirs = {client["client"]: client["accuracy"] for client in base["clients"] if "accuracy" in client}
+        low = sorted(theirs.values())[len(theirs) // 10]
         found = sorted(
             (100 * (c["accuracy"] - theirs[c["client"]]), c["client"])
             for c in run["clients"]
             if c["client"] in theirs and "accuracy" in c
         )
         axes = figure.add_subplot(len(others), 1, row + 1, ylabel=f"{run['label']} −\n{base['label']}, points")
-        shades = ["#c8452d" if value < 0 else _colour(at) for value, _ in found]
+        shades = [COLOURS[1] if value < 0 else COLOURS[0] for value, _ in found]
         axes.bar(range(len(found)), [value for value, _ in found], color=shades, width=0.75)
         axes.axhline(0, color="#5c6470", linewidth=0.8)
         marked = [i for i, (_, client) in enumerate(found) if theirs[client] <= low]
@@ -104,7 +106,7 @@ def _difference(content: Content, figure: Any) -> bool:
         )
         few = len(found) <= 40
         axes.set_xticks(range(len(found)) if few else [], [client for _, client in found] if few else [], fontsize=6)
-    axes.set_xlabel(f"clients, by difference; triangles: bottom decile of {base['label']}")
+    axes.set_xlabel("clients, by difference; triangles: bottom decile of the other run")
     return True
 
 

@@ -89,6 +89,9 @@ def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]]) -> di
     """
     shares = [c for c in COLUMNS if c.show is _percent or c.key in ("density", "q_training", "rounds_to_90")]
     known = {name: {c.key: _spread([row.get(c.key) for row in rows]) for c in shares} for name, rows in groups.items()}
+    for key, value in USUAL.items():
+        if any(row[key] is not None for row in known.values()):
+            known = {name: {**row, key: row[key] or (value, None)} for name, row in known.items()}
     shown = [c for c in shares if any(row[c.key] is not None for row in known.values())]
     lines = []
     for name, row in known.items():

@@ -31,6 +31,8 @@ function ticks(low, high, wanted) {
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(+(at * step).toPrecision(12));
   return found;
 }
+// Ticks at whole numbers.
+const wholeTicks = (low, high, wanted) => ticks(low, high, Math.min(wanted, high - low)).filter(Number.isInteger);
 // Ticks of seconds at whole parts of minutes and hours.
 function timeTicks(low, high, wanted) {
   const raw = (high - low) / Math.max(1, wanted);

@@ -99,7 +99,7 @@ function maskChanges() {
     draw: (svg, width, height) => lines(svg, width, height, gated.flatMap((at) => {
       const c = RUNS[at].gates.changes, x = c.map((p) => p.round), base = { run: at, colour: colour(at), x };
       return [{ ...base, label: RUNS[at].label + ", between clients", y: c.map((p) => p.between) }, { ...base, label: RUNS[at].label + ", since before", y: c.map((p) => p.moved), dash: "5 4" }];
-    }), { title: "round", show: String, tip: (v) => "round " + v }, { show: wholePercent, floor: 0, least: 0.02 }),
+    }), { title: "round", show: String, step: wholeTicks, tip: (v) => "round " + v }, { show: wholePercent, floor: 0, least: 0.02 }),
   });
 }
 

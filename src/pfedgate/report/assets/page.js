@@ -25,7 +25,7 @@ function page() {
     h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), copies(DATA.table)),
     DATA.seeds.rows ? h("div", { class: "card", style: "margin-top:16px" }, h("h3", {}, "Over seeds: mean ± standard deviation"), tableOf(DATA.seeds), copies(DATA.seeds)) : null);
   section("learning", "Learning", "Accuracy of each client's own model on its test data, after the broadcast, weighted by test samples.", grid(
-    curve("accuracy-rounds", "Over rounds", "round", { title: "round", show: String, tip: (v) => "round " + v }, "", big),
+    curve("accuracy-rounds", "Over rounds", "round", { title: "round", show: String, step: wholeTicks, tip: (v) => "round " + v }, "", big),
     curve("accuracy-bytes", "Over bytes sent and received", "bytes", { title: "all clients, both ways", show: bytes, tip: bytes, low: 0 }, "half", small),
     curve("accuracy-seconds", "Over time", "seconds", { title: "time of training", show: clock, tip: clock, low: 0, step: timeTicks }, "half", small)));
   section("clients", "Clients", "A good mean can hide clients that are served badly: every client counts once here.", grid(sortedClients(), clientDifferences()),

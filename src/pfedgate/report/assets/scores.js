@@ -48,9 +48,10 @@ function tiles() {
     const known = RUNS.map((run, at) => [run.summary[key], at]).filter(([v]) => v !== null && v !== undefined);
     return known.length ? known.reduce((a, b) => (better(b[0], a[0]) ? b : a)) : null;
   };
-  const more = (a, b) => a > b, less = (a, b) => a < b, base = DATA.baseline === null ? null : RUNS[DATA.baseline];
+  const more = (a, b) => a > b, less = (a, b) => a < b;
   const against = (key, at, how) => {
-    if (!base || DATA.baseline === at || !base.summary[key]) return "";
+    const base = RUNS[at].baseline === null ? null : RUNS[RUNS[at].baseline];
+    if (!base || !base.summary[key]) return "";
     return how === "points" ? `, ${points(RUNS[at].summary[key] - base.summary[key])} points to ${base.label}` : `, ${(RUNS[at].summary[key] / base.summary[key]).toFixed(2)} of ${base.label}`;
   };
   const several = RUNS.length > 1;
@@ -104,11 +105,11 @@ function sortedClients() {
 }
 
 function clientDifferences() {
-  if (DATA.baseline === null) return null;
-  const others = everyRun.filter((at) => at !== DATA.baseline && RUNS[at].clients.length), base = RUNS[DATA.baseline];
-  if (!others.length || !base.clients.length) return null;
-  let chosen = others[0];
+  const others = everyRun.filter((at) => RUNS[at].baseline !== null && RUNS[at].clients.length && RUNS[RUNS[at].baseline].clients.length);
+  if (!others.length) return null;
+  let chosen = others[0], base = RUNS[RUNS[chosen].baseline];
   const pairs = () => {
+    base = RUNS[RUNS[chosen].baseline];
     const theirs = new Map(base.clients.map((c) => [c.client, c.accuracy]));
     const worst = [...theirs.values()].sort((a, b) => a - b)[Math.floor(theirs.size / 10)];
     return RUNS[chosen].clients.filter((c) => theirs.has(c.client))
@@ -116,12 +117,12 @@ function clientDifferences() {
       .sort((a, b) => a.by - b.by || (a.id < b.id ? -1 : 1));
   };
   const item = chart({
-    name: "clients-difference", title: `Difference to ${base.label}, client by client`, height: big,
+    name: "clients-difference", title: `Difference to ${RUNS[DATA.baseline].label}, client by client`, height: big,
     tools: others.length > 1 ? [chooser(others.map((at) => [String(at), RUNS[at].label]), String(chosen), (v) => { chosen = +v; item.redraw(); }, "run")] : [],
     caption: () => {
       const found = pairs(), up = found.filter((p) => p.by > 0).length, down = found.filter((p) => p.by < 0).length;
       const mean = found.reduce((a, p) => a + p.by, 0) / found.length;
-      return `${RUNS[chosen].label}: ${up} clients better, ${down} worse, ${found.length - up - down} equal; ${points(mean)} points on average over clients. Triangles: the bottom decile of ${base.label}.`;
+      return `${RUNS[chosen].label} against ${base.label}: ${up} clients better, ${down} worse, ${found.length - up - down} equal; ${points(mean)} points on average over clients. Triangles: the bottom decile of ${base.label}.`;
     },
     draw: (svg, width, height) => {
       const found = pairs(), [low, high] = extent([0, ...found.map((p) => p.by)], 0.02), pad = (high - low) * 0.08;
@@ -130,7 +131,7 @@ function clientDifferences() {
       const bar = Math.max(1, Math.min(26, step * 0.72));
       found.forEach((p, i) => {
         const x = box.left + (i + 0.5) * step, top = Math.min(Y(0), Y(p.by));
-        svg.append(s("rect", { x: x - bar / 2, y: top, width: bar, height: Math.max(1.5, Math.abs(Y(p.by) - Y(0))), rx: Math.min(2, bar / 3), fill: p.by < 0 ? ink("bad") : p.by > 0 ? colour(chosen) : ink("faint"), "data-client": p.id }));
+        svg.append(s("rect", { x: x - bar / 2, y: top, width: bar, height: Math.max(1.5, Math.abs(Y(p.by) - Y(0))), rx: Math.min(2, bar / 3), fill: p.by < 0 ? ink("c1") : p.by > 0 ? ink("c0") : ink("faint"), "data-client": p.id }));
         if (p.low) { const t = Math.max(2.5, Math.min(5, step / 2)); svg.append(s("path", { d: `M${x - t},${box.bottom + 9 + t}L${x + t},${box.bottom + 9 + t}L${x},${box.bottom + 9 - t}Z`, fill: ink("mark") })); }
         if (step >= 19) svg.append(text(x, box.bottom + 28, p.id.length > 4 ? p.id.slice(0, 3) + "…" : p.id, { "text-anchor": "middle", "font-size": 10.5 }));
       });
@@ -139,7 +140,7 @@ function clientDifferences() {
       hover(svg, { ...box, bottom: height }, (event, px) => {
         const p = found[Math.max(0, Math.min(found.length - 1, Math.floor((px - box.left) / step)))];
         showTip(event, "client " + p.id + (p.low ? " (bottom decile of " + base.label + ")" : ""), [
-          { colour: colour(chosen), name: RUNS[chosen].label, text: percent(p.own) }, { colour: colour(DATA.baseline), name: base.label, text: percent(p.base) }, { name: "difference", text: points(p.by) + " points" },
+          { colour: colour(chosen), name: RUNS[chosen].label, text: percent(p.own) }, { colour: colour(RUNS[chosen].baseline), name: base.label, text: percent(p.base) }, { name: "difference", text: points(p.by) + " points" },
         ]);
       });
     },
@@ -153,6 +154,6 @@ function costs(name, title, key, show, size, caption) {
   return draw({
     name, title, size, height: small, legend: () => having, caption,
     draw: (svg, width, height) => lines(svg, width, height, having.map((at) => ({ run: at, label: RUNS[at].label, colour: colour(at), x: RUNS[at].training.round, y: RUNS[at].training[key] })),
-      { title: "round", show: String, tip: (v) => "round " + v }, { show, least: key === "bytes_up" ? 1 : 0.05, floor: 0, low: key === "bytes_up" ? 0 : undefined }),
+      { title: "round", show: String, step: wholeTicks, tip: (v) => "round " + v }, { show, least: key === "bytes_up" ? 1 : 0.05, floor: 0, low: key === "bytes_up" ? 0 : undefined }),
   });
 }

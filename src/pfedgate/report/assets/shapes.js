@@ -94,7 +94,7 @@ function fan(svg, width, height, rounds, quantiles, y) {
   if (!rounds.length) return empty(svg, width, height, "not recorded");
   const [low, high] = extent(quantiles.flat(), 0.1);
   const box = { left: 46, right: width - 10, top: 8, bottom: height - 44 }, pad = (high - low) * 0.05;
-  const { X, Y } = axes(svg, box, { low: rounds[0], high: rounds[rounds.length - 1], show: String, title: "round" }, { low: low - pad, high: high + pad, show: plain });
+  const { X, Y } = axes(svg, box, { low: rounds[0], high: rounds[rounds.length - 1], show: String, step: wholeTicks, title: "round" }, { low: low - pad, high: high + pad, show: plain });
   const area = (a, b) => "M" + rounds.map((r, i) => `${X(r).toFixed(1)},${Y(quantiles[i][a]).toFixed(1)}`).join("L") + "L" +
     rounds.map((r, i) => `${X(r).toFixed(1)},${Y(quantiles[i][b]).toFixed(1)}`).reverse().join("L") + "Z";
   svg.append(s("path", { d: area(0, 4), fill: y.colour, opacity: 0.16 }), s("path", { d: area(1, 3), fill: y.colour, opacity: 0.3 }));
