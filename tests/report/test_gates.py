@@ -69,6 +69,19 @@ def test_what_is_seen_is_what_the_report_says(runs: Path) -> None:
     assert masks != told["kept"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"variant": "paper"}, {"predict": "client"}, {"upload": 0.3}, {"split": "flat", "resources": "params"}],
+    ids=str,
+)
+def test_every_kind_of_gate_can_be_looked_at(tmp_path: Path, options: dict) -> None:
+    chosen = {"algorithm": {"name": "pfedgate", **options}, "train": {"rounds": 1}, "clients": CLIENTS}
+    experiment.run(SMALL, **chosen, out=tmp_path / "run")
+    (line,) = lines(tmp_path / "run")
+    assert len(line["kept"]) == 6
+    assert all("1" in bits for bits in line["kept"].values())
+
+
 def test_the_order_of_names_in_a_file_does_not_matter(runs: Path) -> None:
     run = runfolder.load(runs / "pfedgate")
     plan = experiment.plan(run.recipe)
