@@ -1,0 +1,184 @@
+"""kill -9 at any moment, then resume: the same bytes as if nothing had happened."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.world import federation, private_states, task
+
+from pfedgate import algorithms, checkpoint, store
+from pfedgate.checkpoint import RunFolder
+from pfedgate.engine import Options, run
+from pfedgate.exchange.processes import Processes
+from pfedgate.schedule import Schedule
+from pfedgate.tensors import digest
+from pfedgate.types import Optim
+
+FORK = multiprocessing.get_context("fork")
+FILES = ("metrics.jsonl", "participation.jsonl", "clients.csv")
+
+
+def train(folder: Path, rounds: int, checkpoint_every: int = 1, workers: int = 0) -> None:
+    """A run with everything that could be forgotten: private models, momentum, a plateau, the best State."""
+    from dataclasses import replace
+
+    chosen = replace(
+        task(), optim=Optim(lr=0.1, persist_momentum=True), schedule=Schedule("plateau", patience=1, factor_plateau=0.5)
+    )
+    options = Options(rounds=rounds, sample=0.5, evaluate_every=2, seed=5, checkpoint_every=checkpoint_every)
+    how: dict[str, Any] = {"exchange": partial(Processes, workers=workers)} if workers else {}
+    run(algorithms.build("ditto", chosen), federation(), options, folder=folder, resume=True, **how)
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that must not differ."""
+    found: dict[str, Any] = {name: (folder / name).read_bytes() for name in FILES}
+    files, best = RunFolder(folder, resume=True), RunFolder(folder, resume=True).best()
+    last = files.load()
+    assert last is not None
+    assert best is not None
+    found |= {"server": digest(last.server), "best": (digest(best[0]), best[1]), "private": private_states(folder)}
+    kept = store.DiskStore(folder / "private" / "best")
+    found["private best"] = {client: digest(kept.get(client) or {}) for client in kept.clients()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    found = {}
+    for rounds in (3, 40):
+        folder = tmp_path_factory.mktemp("whole")
+        train(folder, rounds)
+        found[rounds] = everything(folder)
+    return found
+
+
+def killed_after(seconds: float, *args: Any) -> bool:
+    """Run in a process of its own and kill it; whether it was still running."""
+    process = FORK.Process(target=train, args=args)
+    process.start()
+    process.join(seconds)
+    running = process.is_alive()
+    process.kill()
+    process.join()
+    assert running or process.exitcode == 0
+    return running
+
+
+def test_killed_at_twenty_random_moments(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:
+    moments = random.Random(0)
+    kills, folder, begun = 0, tmp_path / "0", time.monotonic()
+    while kills < 20 and time.monotonic() - begun < 120:
+        if killed_after(moments.uniform(0.05, 0.5), folder, 40):
+            kills += 1
+        else:  # it came to its end between two kills: begin another
+            assert everything(folder) == undisturbed[40]
+            folder = tmp_path / str(kills)
+    assert kills == 20
+    train(folder, 40)
+    assert everything(folder) == undisturbed[40]
+
+
+CALLS = ("os.replace", "shutil.rmtree", "os.truncate", "os.link", "os.fsync")
+
+
+def _train_until(number: int, folder: Path, before: bool) -> None:
+    """Train, and kill this very process at the given one of all calls that change files."""
+    left = number
+
+    def lethal(call: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0 and before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*args, **kwargs)
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapped
+
+    for name in CALLS:
+        module, _, function = name.partition(".")
+        for owner in (store, checkpoint):
+            if hasattr(owner, module):
+                target = getattr(owner, module)
+                if not getattr(getattr(target, function), "lethal", False):
+                    changed = lethal(getattr(target, function))
+                    changed.lethal = True
+                    setattr(target, function, changed)
+    train(folder, 3)
+
+
+# Between two such calls only lines are appended, so killing after one is nearly killing before the next.
+@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_killed_at_every_change_of_a_file(tmp_path: Path, undisturbed: dict[int, dict[str, Any]], before: bool) -> None:
+    """Not by chance: once at each call that moves, removes, cuts, links or flushes a file."""
+    killed = 0
+    for number in range(1, 500):
+        folder = tmp_path / str(number)
+        process = FORK.Process(target=_train_until, args=(number, folder, before))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        killed += 1
+        if number % 2 == 0:  # and once more on the way back
+            again = FORK.Process(target=_train_until, args=(2, folder, before))
+            again.start()
+            again.join()
+        train(folder, 3)
+        assert everything(folder) == undisturbed[3], f"killed at change {number}"
+    assert killed > 20
+
+
+def test_killed_between_checkpoints(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:
+    moments = random.Random(1)
+    for _ in range(5):
+        killed_after(moments.uniform(0.1, 0.6), tmp_path, 40, 7)
+    train(tmp_path, 40, 7)
+    found = everything(tmp_path)
+    assert found == undisturbed[40]
+
+
+def test_killed_with_workers(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:
+    """The workers of a killed server must go away by themselves and must not disturb its successor."""
+    moments = random.Random(2)
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        process = spawn.Process(target=train, args=(tmp_path, 40, 3, 2))
+        process.start()
+        for _ in _until(lambda: (tmp_path / "checkpoint.safetensors").exists(), 60):
+            time.sleep(0.05)
+        time.sleep(moments.uniform(0, 0.3))
+        process.kill()
+        process.join()
+    train(tmp_path, 40, 3, 2)
+    assert everything(tmp_path) == undisturbed[40]
+
+
+def _until(condition: Any, seconds: float) -> Iterator[None]:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        yield
+
+
+def test_torch_runs_after_a_fork() -> None:
+    """What the tests above rely on."""
+    process = FORK.Process(target=lambda: torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward())
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
