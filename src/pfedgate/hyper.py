@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfedgate.optim import Stepper
 from pfedgate.tensors import flat
-from pfedgate.types import State
+from pfedgate.types import Optim, State
 
 
 def new_hyper(model: State, vector: int, hidden: list[int], spread: float, rng: torch.Generator) -> State:
@@ -33,6 +34,15 @@ def new_hyper(model: State, vector: int, hidden: list[int], spread: float, rng: 
     return {**hyper, "out.weight": last * scale[:, None], "out.bias": flat(model).clone()}
 
 
+def settled(hyper: State) -> State:
+    """The same, with the same bits of results wherever it came from: names in order, memory aligned.
+
+    A product of matrix and vector is rounded otherwise where the matrix begins in the middle of a cache line, as it may
+    when it was read from a file or is a piece of a longer vector.
+    """
+    return {name: v if v.data_ptr() % 64 == 0 else v.clone() for name, v in sorted(hyper.items())}
+
+
 def generate(hyper: State, vector: Tensor) -> Tensor:
     """H(v): all parameters of a model, one after the other."""
     for layer in range(len(hyper) // 2 - 1):
@@ -46,3 +56,11 @@ def pull_back(hyper: State, vector: Tensor, difference: Tensor) -> tuple[Tensor,
     v = vector.detach().requires_grad_()
     *of_hyper, of_vector = torch.autograd.grad(generate(leaves, v), [*leaves.values(), v], difference)
     return torch.cat([gradient.reshape(-1) for gradient in of_hyper]), of_vector
+
+
+def descend(value: Tensor, gradient: Tensor, optim: Optim, memory: State) -> tuple[Tensor, State]:
+    """One step of an optimiser: the new value, and its buffers for the next one."""
+    moved, stepper = value.clone(), Stepper(optim, memory=memory)
+    stepper.clip(gradient)
+    stepper.step(moved, gradient)
+    return moved, stepper.memory()

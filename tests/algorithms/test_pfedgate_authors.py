@@ -15,7 +15,6 @@ from pfedgate.tensors import flat, pick
 from pfedgate.tiles import BLOCKS
 from pfedgate.types import Card, Local
 
-
 # The gate of a tiny model is larger than the paper's share of it; that is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:the gate has")
 

@@ -202,3 +202,13 @@ def test_a_damaged_update_is_named() -> None:
     assert "expected" in str(algorithm.check(got, Update({"0.weight": torch.zeros(2)}, 1.0)))
     with pytest.raises(ValueError, match="hidden_layers"):
         make(hidden_layers=-1)
+
+
+def test_the_order_in_which_a_file_lists_tensors_does_not_matter() -> None:
+    algorithm, one = make(), local(clusters())
+    server = algorithm.init_server(0)
+    for index in range(2):
+        update, _ = algorithm.train(algorithm.send(server, one.card, one.round), {}, one)
+        turned = dict(reversed(list(server.items())))
+        server, other = (algorithm.merge(state, [(one.card, update)], Round(index, 9)) for state in (server, turned))
+        assert equal(server, other)

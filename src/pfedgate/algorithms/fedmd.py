@@ -57,6 +57,11 @@ class FedMD(Algorithm):
         if self.digest_loss not in ("mae", "mse") or self.align < 0:
             raise ValueError(f"digest_loss is 'mae' or 'mse', align not negative; got {self.digest_loss}, {self.align}")
 
+    @classmethod
+    def example(cls, task: Task) -> FedMD:
+        """Few public samples."""
+        return cls(task, align=24, pretrain_epochs=1)
+
     def init_server(self, seed: int) -> State:
         """No consensus yet."""
         return {}

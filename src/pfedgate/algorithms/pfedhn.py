@@ -4,19 +4,19 @@ On the server: a network H that makes a client's whole model from a vector v_i o
 client trains the one it got, the server turns the difference got − trained into gradients of H and of v_i, by one
 vector-Jacobian product per client, and steps. Private: nothing. Scored: H(v_i), without local training.
 
-Departures: the official code has one client a round; with several, H takes one step with the mean of their gradients
-(one step each, at the official rate, diverges). H starts near the common initial model (official: at random). Vectors
-have a fixed length (official: 1 + clients/4); only those of the round's clients move, by momentum and decay, too.
-Clients train for the task's epochs (official: 50 steps at 0.005). Buffers are averaged. Mind the server: the last layer
-of H holds `hidden` times the model, its momentum as much again (the paper's complexity table leaves that out). For a
-novel client H is frozen and a new vector is learnt: H goes down once, after training, instead of gradients going up.
+Departures: with several clients a round (official: one) H takes one step with the mean of their gradients; one step
+each diverges. H starts near the common initial model (official: at random). Vectors have a fixed length (official: 1 +
+clients/4), and only those of the round's clients move, by momentum and decay, too. Clients train for the task's epochs
+(official: 50 steps). Buffers are averaged. Mind the server: the last layer of H holds `hidden` times the model and as
+much momentum (the paper's complexity table leaves that out). A novel client learns a vector under a frozen H, which
+goes down once, after training, instead of gradients going up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,12 @@ from torch.func import functional_call
 
 from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.hyper import generate, new_hyper, pull_back
+from pfedgate.hyper import descend, generate, new_hyper, pull_back, settled
 from pfedgate.local import Batch, fit, initial, loop, module
 from pfedgate.optim import Stepper
 from pfedgate.seeds import generator, key
 from pfedgate.tensors import flat, inside, shapes, split, to, under, unflat, weighted_mean
-from pfedgate.types import Card, Local, Optim, Round, State, Update
+from pfedgate.types import Card, Local, Optim, Round, State, Task, Update
 from pfedgate.workspace import skeleton
 
 HYPER, VECTOR, MOMENTUM, BUFFER, OVER = "hyper/", "vector/", "momentum/", "buffer/", "over"
@@ -54,22 +54,26 @@ class PFedHN(Algorithm):
     paper: ClassVar[str] = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
     shares: ClassVar[str] = "the whole model, made for each client"
     keeps: ClassVar[str] = "nothing (its vector lies on the server)"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"server_lr": (0.01,), "hidden_layers": (3,)}
 
     def __post_init__(self) -> None:
         if min(self.vector, self.hidden, self.hidden_layers + 1) < 1:
             raise ValueError(f"vector and hidden are at least 1, hidden_layers not negative; got {self.options()}")
 
+    @classmethod
+    def example(cls, task: Task) -> PFedHN:
+        """A small network on the server."""
+        return cls(task, vector=8, hidden=16)
+
     def init_server(self, seed: int) -> State:
         """H, around the common initial model."""
         parameters, buffers = self._split(initial(self.task, seed))
-        sizes = (self.vector, [self.hidden] * self.hidden_layers)
-        hyper = new_hyper(parameters, *sizes, self.spread, generator(seed, "hyper"))
+        layers = [self.hidden] * self.hidden_layers
+        hyper = new_hyper(parameters, self.vector, layers, self.spread, generator(seed, "hyper"))
         return {**under(HYPER, hyper), **under(BUFFER, buffers), OVER: torch.tensor(False)}
 
     def send(self, server: State, card: Card, round: Round) -> State:
         """The client's model; a client without a vector also gets H once training is over, to find its own."""
-        hyper = inside(HYPER, server)
+        hyper = settled(inside(HYPER, server))
         model = {**self._model(hyper, self._vector(server, card, round)), **inside(BUFFER, server)}
         return {**model, **under(HYPER, hyper)} if server[OVER] and _place(card) not in server else model
 
@@ -80,8 +84,10 @@ class PFedHN(Algorithm):
 
     def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
         """Differences become gradients of H and of the clients' vectors."""
-        hyper, merged = inside(HYPER, server), dict(server)
+        hyper, merged = settled(inside(HYPER, server)), dict(server)
         total, count = torch.zeros_like(flat(hyper)), 0
+        rates = (self.server_lr, self.server_momentum, self.server_decay)
+        optim = Optim("sgd", *rates, clip=self.server_clip, persist_momentum=True)
 
         def buffers() -> Iterator[tuple[Card, Update]]:
             nonlocal count
@@ -89,28 +95,21 @@ class PFedHN(Algorithm):
                 vector = self._vector(server, card, round)
                 trained, rest = self._split(update.shared)
                 gradient, own = pull_back(hyper, vector, generate(hyper, vector) - flat(trained))
-                place = f"{MOMENTUM}{_place(card)}/"
-                moved, memory = self._step(vector.clone(), own, inside(place, server))
-                merged.update({_place(card): moved, **under(place, memory)})
+                place = _place(card)
+                merged[place], memory = descend(vector, own, optim, inside(f"{MOMENTUM}{place}/", server))
+                merged.update(under(f"{MOMENTUM}{place}/", memory))
                 total.add_(gradient)
                 count += 1
                 yield card, Update(rest, update.weight)
 
         rest = weighted_mean(inside(BUFFER, server), buffers(), total=round.total)
-        psi, memory = self._step(flat(hyper).clone(), total.div_(max(count, 1)), inside(MOMENTUM + HYPER, server))
-        merged |= {**under(HYPER, unflat(psi, shapes(hyper))), **under(MOMENTUM + HYPER, memory), **under(BUFFER, rest)}
-        return {**merged, OVER: torch.tensor(round.index + 1 == round.rounds)}
-
-    def _step(self, value: Tensor, gradient: Tensor, memory: State) -> tuple[Tensor, State]:
-        rates = (self.server_lr, self.server_momentum, self.server_decay)
-        stepper = Stepper(Optim("sgd", *rates, clip=self.server_clip, persist_momentum=True), memory=memory)
-        stepper.clip(gradient)
-        stepper.step(value, gradient)
-        return value, stepper.memory()
+        psi, memory = descend(flat(hyper), total.div_(max(count, 1)), optim, inside(MOMENTUM + HYPER, server))
+        merged |= {**under(HYPER, settled(unflat(psi, shapes(hyper)))), **under(MOMENTUM + HYPER, memory)}
+        return {**merged, **under(BUFFER, rest), OVER: torch.tensor(round.index + 1 == round.rounds)}
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's vector, learnt through H, which stands still."""
-        if not (hyper := to(inside(HYPER, got), local.device)):
+        if not (hyper := to(settled(inside(HYPER, got)), local.device)):
             return private
         vector = self._vector({}, local.card, local.round).to(local.device)
         stepper = Stepper(self.task.optim, self.adapt_lr * local.round.factor)
@@ -129,7 +128,7 @@ class PFedHN(Algorithm):
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The model that H makes."""
-        own = self._model(inside(HYPER, got), private["vector"]) if "vector" in private else {}
+        own = self._model(settled(inside(HYPER, got)), private["vector"]) if "vector" in private else {}
         return module(self.task, {**got, **own})
 
     def _vector(self, server: State, card: Card, round: Round) -> Tensor:
