@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
     """An app of this recipe."""
-    settings = {"nodes": 3, "start": 120 * PATIENCE, "deadline": 120 * PATIENCE, **deploy}
+    settings = {"nodes": 3, "start": 180 * PATIENCE, "deadline": 120 * PATIENCE, **deploy}
     recipe = folder / "recipe.toml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
     whole = {**tables, "deploy": settings}

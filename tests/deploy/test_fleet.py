@@ -46,7 +46,7 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
 
 def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> None:
     tables = {**SMALL, "train": {"rounds": 3}, "evaluate": {"every": 0}}
-    app = write_app(tmp_path, tables, deadline=60 * PATIENCE, quorum=0.3)
+    app = write_app(tmp_path, tables, quorum=0.3)
     with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, patience=60 * PATIENCE) as fleet:
         lines = fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=300 * PATIENCE)
         for line in lines:

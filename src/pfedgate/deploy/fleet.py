@@ -19,7 +19,7 @@ from pfedgate.deploy.settings import Deploy
 
 POLL = 0.5  # seconds between two looks for replies
 TEND = 5.0  # seconds between two looks for nodes that came back
-AGAIN = 60.0  # seconds until a node that has not answered the roll call, or could not, is asked again
+AGAIN = 15.0  # seconds until a node that could not answer the roll call is asked again
 log = logging.getLogger("flwr")  # the log that `flwr run --stream` and `flwr log` show
 
 
@@ -52,7 +52,7 @@ class Fleet:
         self.homes: dict[str, int] = {}  # client -> node
         self.told: dict[int, Told] = {}  # what nodes said of themselves
         self.reasons: dict[int, str] = {}  # why nodes could not
-        self._asked: dict[int, float] = {}  # when a node was last asked
+        self._failed: dict[int, float] = {}  # and when
         self._calls: dict[str, int] = {}  # roll calls that are not answered yet
 
     def online(self) -> set[int]:
@@ -80,11 +80,12 @@ class Fleet:
         now, online = self.clock(), self.online()
         for node in set(self.told) - online:
             del self.told[node]  # asked anew if it comes back: it may hold other data then
-        for node in sorted(online - set(self.told)):
-            if now - self._asked.get(node, -math.inf) >= AGAIN:
-                name = self._push(node, Parcel({"stage": "roll"}), "query", AGAIN)
-                self._asked[node] = now
+        # A call that is not answered stays open as long as the node is there: it may only be slow.
+        self._calls = {name: node for name, node in self._calls.items() if node in online}
+        for node in sorted(online - set(self.told) - set(self._calls.values())):
+            if now - self._failed.get(node, -math.inf) >= AGAIN:
                 self.reasons[node] = "no answer to the roll call yet"
+                name = self._push(node, Parcel({"stage": "roll"}), "query", max(self.deploy.start, 60.0))
                 if name:
                     self._calls[name] = node
         for name, answer in self._pull(self._calls).items():
@@ -92,16 +93,13 @@ class Fleet:
             try:
                 told = Told.read(parcel_of(answer).about)
             except ParcelError as error:
-                self.reasons[node] = str(error)
+                self.reasons[node], self._failed[node] = str(error), now
                 log.warning("node %s takes no part: %s", node, error)
                 continue
             self.told[node] = told
             self.reasons.pop(node, None)
             # The newest claim holds: a node that restarted without a key has another id.
             self.homes.update(dict.fromkeys(told.ids(), node))
-        for name, node in list(self._calls.items()):
-            if now - self._asked[node] > 2 * AGAIN or node not in online:
-                del self._calls[name]  # expired
 
     def _check_claims(self) -> None:
         owners: dict[str, int] = {}
