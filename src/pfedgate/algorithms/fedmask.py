@@ -8,9 +8,9 @@ server averages the bits of entries that two clients of the round kept ("interse
 
 There is no official code. Ambiguities of the descriptions: s = .5 cannot be the density of the whole model if only the
 last layers are masked, so it is the one within these; both are reported. Masks on random weights cannot reach the
-published accuracy, so weights are FedAvg's after `warmup` rounds. Of the output layer the structures are its inputs:
-dropping its neurons would drop classes. Bits are weighed by sample counts. A client not yet reached after the warm-up
-is scored with the frozen weights; a novel one prunes, takes over the aggregate and trains its scores for an epoch.
+published accuracy, so weights are FedAvg's after `warmup` rounds. Of the output layer structures are inputs, as without
+a neuron it lacks a class. Bits are weighed by sample counts. A client not yet reached after the warm-up is scored with
+the frozen weights; a novel one prunes, takes over the aggregate and trains its scores for an epoch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pfedgate.seeds import key
 from pfedgate.tensors import inside, under, weighted_mean
 from pfedgate.types import Card, Local, Round, State, Update
 
+CHOICES = "base 'fedavg' or 'random', intersection 'two' or 'all'"
 MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # what the server keeps
 
 
@@ -58,10 +59,8 @@ class FedMask(Algorithm):
 
     def __post_init__(self) -> None:
         chosen = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
-        if not chosen or not 0 < self.density <= 1 or self.warmup < 0:
-            wanted = "0 < density <= 1, warmup >= 0, base 'fedavg' or 'random', intersection 'two' or 'all'"
-            raise ValueError(f"FedMask wants {wanted}; got {self.options()}")
-        _ = self._structures  # a wrong layer fails here, not on a client
+        if not (chosen and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
+            raise ValueError(f"FedMask wants 0 < density <= 1, warmup >= 0, {CHOICES}; got {self.options()}")
 
     @property
     def _structures(self) -> masks.Structures:
@@ -96,8 +95,7 @@ class FedMask(Algorithm):
 
         least = None if self.intersection == "all" else 2
         mean, known = masks.mean_of_bits(packed(), self._structures, server[MEAN], least)
-        served = torch.tensor(sorted(marks), dtype=torch.int64)
-        return {**server, MEAN: mean, KNOWN: server[KNOWN] | known, SERVED: served}
+        return {**server, MEAN: mean, KNOWN: server[KNOWN] | known, SERVED: torch.tensor(sorted(marks))}
 
     def init_client(self, got: State, local: Local) -> State:
         """Random weights are known from the seed."""
