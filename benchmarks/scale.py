@@ -59,9 +59,7 @@ def main() -> None:
     if given.measure:
         measure(int(given.measure[0]), given.measure[1], given.rounds)
         return
-    print(
-        f"{'algorithm':10} {'clients':>8} {'start CPU-s':>12} {'round CPU-s':>12} {'ratio':>6} {'peak MB':>8} {'states':>7}"
-    )
+    print("algorithm   clients  start CPU-s  round CPU-s  ratio  peak MB  states")
     for name in given.algorithms:
         base = None
         for clients in given.clients:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -105,6 +106,30 @@ def serve_many(algorithm: Algorithm, gots: Sequence[State], store: Store, locals
     return updates
 
 
+class _Later:
+    """A part that is looked up when it is needed: most methods never look at validation data."""
+
+    def __init__(self, federation: Federation, client: str, name: str) -> None:
+        self._source = (federation, client, name)
+
+    @cached_property
+    def _part(self) -> Part:
+        federation, client, name = self._source
+        return federation.part(client, name)
+
+    @property
+    def n(self) -> int:
+        return self._part.n
+
+    @property
+    def x(self) -> torch.Tensor:
+        return self._part.x
+
+    @property
+    def y(self) -> torch.Tensor:
+        return self._part.y
+
+
 class Endpoint:
     """All clients of this process."""
 
@@ -121,7 +146,7 @@ class Endpoint:
 
     def local(self, card: Card, round: Round) -> Local:
         """A client's view of its own data: training and validation part, never the test part."""
-        train, val = (self.federation.part(card.id, name) for name in ("train", "val"))
+        train, val = self.federation.part(card.id, "train"), _Later(self.federation, card.id, "val")
         return Local(card, train, val, round, self.device, self.federation.prepare)
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:

@@ -32,15 +32,15 @@ def weighted_mean(server: State, updates: Iterable[tuple[Card, Update]], *, tota
     sums: dict[tuple[str, ...], tuple[Tensor, float, State]] = {}
     counters: State = {}
     for _, update in updates:
-        floats = {n: t for n, t in update.shared.items() if t.is_floating_point()}
-        for name, value in update.shared.items():
-            if name not in floats:
-                counters[name] = torch.maximum(counters[name], value) if name in counters else value.clone()
-        if not floats:
+        floats, vector = floating(update)
+        if len(floats) < len(update.shared):
+            for name, value in update.shared.items():
+                if name not in floats:
+                    counters[name] = torch.maximum(counters[name], value) if name in counters else value.clone()
+        if vector is None:
             continue
         # One vector per set of names: clients that send the same names cost one addition each.
         names = tuple(floats)
-        vector = flat(floats)
         if names not in sums:
             accumulator = torch.zeros(vector.shape, dtype=torch.float64, device=vector.device)
             sums[names] = (accumulator, 0.0, floats)
@@ -75,6 +75,19 @@ def _finish(server: State, sums: dict[tuple[str, ...], tuple[Tensor, float, Stat
             mean = (value + server[name].double() * (total - weights[name])) / total
         merged[name] = mean.to(kind[name])
     return merged
+
+
+def floating(update: Update) -> tuple[State, Tensor | None]:
+    """The floating entries of an update, also as one vector (None if there are none); made once per update.
+
+    Checking and averaging both want it, and for small models making it costs more than either.
+    """
+    known: tuple[State, Tensor | None] | None = update.__dict__.get("_floating")
+    if known is None:
+        floats = {name: value for name, value in update.shared.items() if value.is_floating_point()}
+        known = (floats, flat(floats) if floats else None)
+        update.__dict__["_floating"] = known
+    return known
 
 
 def flat(state: State) -> Tensor:
@@ -187,8 +200,10 @@ def equal(a: State, b: State) -> bool:
 def finite(state: State) -> bool:
     """No NaN, no infinity. Costs one dot product in the usual case."""
     floats = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
-    if not floats:
-        return True
-    vector = flat(floats)
+    return not floats or finite_vector(flat(floats))
+
+
+def finite_vector(vector: Tensor) -> bool:
+    """The same for a vector."""
     # A finite dot product has only finite terms; an infinite one may be a mere overflow: look closer.
     return math.isfinite(torch.dot(vector, vector).item()) or bool(vector.isfinite().all())

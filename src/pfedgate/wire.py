@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 from safetensors.torch import load
 
-from pfedgate.tensors import finite
+from pfedgate.tensors import finite, finite_vector, floating
 from pfedgate.types import State, Update
 
 MAGIC = b"pfg1"
@@ -130,7 +130,8 @@ def fault(update: Update) -> str | None:
     """Why no server may use this update whatever the algorithm, or None."""
     if not math.isfinite(update.weight) or update.weight <= 0:
         return f"weight is {update.weight}, must be a finite number > 0"
-    if not finite(update.shared):
+    _, vector = floating(update)
+    if vector is not None and not finite_vector(vector):
         bad = [name for name, value in update.shared.items() if not finite({name: value})]
         return f"{', '.join(map(repr, bad))}: NaN or infinity"
     return None
