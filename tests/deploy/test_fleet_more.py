@@ -132,3 +132,16 @@ def test_simulation_on_ray_gives_the_same_bits(tmp_path: Path) -> None:
     there, here = runfolder.load(tmp_path / "run"), experiment.run(SMALL)
     assert all(torch.equal(value, here.server[name]) for name, value in there.server().items())
     assert there.metrics == here.history
+
+
+def test_what_is_on_the_wire_is_little_more_than_what_was_packed(tmp_path: Path) -> None:
+    from benchmarks.wire import measure
+
+    dense, gated = (
+        measure(tmp_path / name, name, budget, rounds=2, nodes=3)
+        for name, budget in (("fedavg", 1.0), ("pfedgate", 0.3))
+    )
+    for told in (dense, gated):
+        assert told["up"] <= 1.1 * told["packed_up"]
+        assert told["down"] <= 1.1 * told["packed_down"]
+    assert gated["up"] <= 0.45 * dense["up"]
