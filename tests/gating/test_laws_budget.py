@@ -70,8 +70,9 @@ def halves(model: nn.Module) -> list[Block]:
 
 CASES = [
     ("cnn_cifar10", "unit"), ("cnn_cifar10", "channel"), ("cnn_cifar10", "flat"), ("cnn_cifar10", halves),
-    ("cnn_femnist", "unit"), ("mlp", "unit"), ("mlp", "head"), ("mlp", "flat"), ("resnet", "unit"), ("vit", "head"), ("vit", "unit"),
-    ("text_gru", "unit"), ("unknown", "channel"), ("not_zero", "channel"), ("shared", "unit"),
+    ("cnn_femnist", "unit"), ("mlp", "unit"), ("mlp", "head"), ("mlp", "flat"), ("resnet", "unit"),
+    ("vit", "head"), ("vit", "unit"), ("text_gru", "unit"), ("unknown", "channel"),
+    ("not_zero", "channel"), ("shared", "unit"),
 ]  # fmt: skip
 
 

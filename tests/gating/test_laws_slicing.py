@@ -20,7 +20,7 @@ SHARES = (1.0, 0.7, 0.5, 0.3, 0.1)
 # With norms over a batch of three, rounding alone moves gradients in single precision (a ReLU changes its side).
 SINGLE = ("cnn_femnist", "cnn_cifar10", "cnn_cifar100", "mlp", "text_cnn", "text_gru")
 # Networks with heads or neurons of which the head something of each network; `channel` cuts something of every one.
-HEADS = ("cnn_cifar10", "mlp", "vit", "text_gru", "shared", "clash", "squeeze_excite", "attention")
+HEADS = ("cnn_cifar10", "mlp", "vit", "text_gru", "shared", "clash", "attention")
 
 
 def check_all_budgets(name: str, split: str, dtype: torch.dtype, out: float, grad: float) -> None:

@@ -12,19 +12,20 @@ from .network import Activation, CannotSlice, Layouts, Operation, Policy, Rule, 
 
 
 class Analysis:
-    """What is known so far. `values` are the tensors of the example's pass, `measured` the FLOPs of each node."""
+    """What is known so far. `values` are the tensors of the example's pass (shapes only), `count` measures FLOPs."""
 
     def __init__(
         self,
         model: nn.Module,
         graph: fx.Graph,
         values: dict[str, Any],
-        measured: dict[str, float],
-        batch: int,
+        count: Callable[[fx.Node], float],
+        example: Tensor,
         policy: Policy,
         refused: set[tuple[str, str]],
     ) -> None:
-        self.model, self.graph, self.values, self.measured, self.batch = model, graph, values, measured, batch
+        self.model, self.graph, self.values, self.count = model, graph, values, count
+        self.batch, self.device = example.shape[0], example.device
         self.policy, self.refused = policy, refused
         self.spaces = Spaces()
         self.layouts: dict[str, Layouts] = {}

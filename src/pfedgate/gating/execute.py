@@ -123,7 +123,8 @@ class Sliced:
         parameter = self.parameter(name)
         axis, ndim = self.program.plan.owners[name].axis or 0, parameter.ndim
         scale = self._scales[name].to(parameter.dtype)
-        return parameter * (scale if ndim == 1 else scale.view([-1 if i == axis else 1 for i in range(ndim)]))
+        view = scale if ndim == 1 else scale.view([-1 if i == axis else 1 for i in range(ndim)])
+        return _like_a_parameter(parameter * view)
 
     def optional(self, name: str | None) -> Tensor | None:
         return None if name is None else self.weight(name)
@@ -205,6 +206,13 @@ class Sliced:
         return rule(self, fill(wanted.args), fill(wanted.kwargs))
 
 
+def _like_a_parameter(weight: Tensor) -> Tensor:
+    """Torch picks kernels by whether weights want gradients, even where none are taken: ask for the model's own."""
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return weight
+    return weight.requires_grad_()
+
+
 def masked(model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: str, x: Tensor) -> Any:
     """The dense reference: every parameter times its block's M', nothing left out."""
     adapted = {}
@@ -215,7 +223,7 @@ def masked(model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: 
         if divisor != 1.0:
             scale = scale / divisor
         shape = parameter.shape if axis is None else [-1 if i == axis else 1 for i in range(parameter.ndim)]
-        adapted[name] = parameter * scale.view(shape).to(parameter.dtype)
+        adapted[name] = _like_a_parameter(parameter * scale.view(shape).to(parameter.dtype))
     statistics = _statistics(model)
     result = functional_call(model, {**adapted, **{name: copy for name, (copy, _, _) in statistics.items()}}, (x,))
     with torch.no_grad():

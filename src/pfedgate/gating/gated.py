@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.names import unknown
 
@@ -138,9 +136,6 @@ class Recipe:
         self, model: nn.Module, private: Gate, plan: BlockPlan, budget: float | Mapping[str, float | None] | Budget
     ) -> GatedModel:
         """The gated model."""
-        plan.gate_flops = _gate_flops(
-            private, torch.zeros(self.shape, dtype=self.dtype, device=private.fc.weight.device)
-        )
         return GatedModel(
             model,
             private,
@@ -219,14 +214,6 @@ def _check_runs(model: nn.Module, batch: Tensor) -> Any:
                 f"the model does not run on the example of shape {tuple(batch.shape)} and type {batch.dtype}: {error}. "
                 "Give one batch as the model takes it, batch axis first"
             ) from error
-
-
-def _gate_flops(private: Gate, batch: Tensor) -> float:
-    """FLOPs of the gate per sample, counted."""
-    twin = copy.deepcopy(private)  # a gate may keep running statistics
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        twin.per_sample(batch)
-    return counter.get_total_flops() / batch.shape[0]
 
 
 def _classes(result: Any) -> int:

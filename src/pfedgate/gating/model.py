@@ -76,7 +76,7 @@ class GatedModel(nn.Module):
         self.model, self.gate = model, gate
         self.plan, self.execution, self.compensate = plan, execution, compensate
         self.straight_through = straight_through
-        plan.gate_size = gate.size
+        plan.gate_size, plan.gate_flops = gate.size, _gate_flops(gate)
         self._forget()
         self.rebudget(budget)
 
@@ -208,6 +208,12 @@ class GatedModel(nn.Module):
     def extra_repr(self) -> str:
         share = self.gate.size / self.plan.size
         return f"{len(self.plan.blocks)} {self.plan.how} blocks, {self.execution}, gate {share:.1%} of the model"
+
+
+def _gate_flops(gate: Gate) -> float:
+    """FLOPs per sample: one product for all paths, and the mixture of two or three means and variances."""
+    statistics = min(gate.reader.norm_rank, 3) if gate.pre_norm is not None else 0
+    return 2.0 * gate.fc.weight.numel() + 4.0 * statistics * gate.reader.channels
 
 
 def _stack(results: list[Any]) -> Any:

@@ -159,7 +159,7 @@ class LiveOptimizer:
         """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
         if live.plan.axes or bool(live.kept.all()):
             return []
-        mask = torch.from_numpy(~live.elements(name)).to(parameter.device)
+        mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
         return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *slots)]
 
 

@@ -86,6 +86,21 @@ _METHODS: dict[str, Maker] = {
 }
 
 
+# Known to multiply no matrices, so that nothing has to be counted.
+CHEAP = {
+    "sigmoid", "sigmoid_", "softmax", "log_softmax", "exp", "log", "sqrt", "rsqrt", "pow", "clamp", "where", "flip",
+    "roll", "stack", "chunk", "split", "unbind", "masked_fill", "pad", "interpolate", "normalize", "norm", "var",
+    "std", "arange", "zeros", "ones", "unflatten", "repeat", "expand_as", "layer_norm", "batch_norm", "group_norm",
+    "instance_norm", "softplus", "logsigmoid", "argmax", "cumsum", "gt", "lt", "ge", "le", "eq", "ne", "floordiv",
+}  # fmt: skip
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """Whether a node without parameters of its own is known to need no FLOPs worth counting."""
+    known = node.target in _FUNCTIONS or node.target in POOL_FUNCTIONS or str(node.target) in _METHODS
+    return node.op == "call_module" or known or getattr(node.target, "__name__", str(node.target)) in CHEAP
+
+
 class Source(Rule):
     """The input of the network."""
 
@@ -152,8 +167,8 @@ class Restore(Rule):
             analysis.note(node, f"kept whole: {reason}")
         elif any(_flat(analysis.layout(source)) for source in node.all_input_nodes):
             analysis.note(node, reason)
-        if analysis.measured.get(node.name):
-            analysis.operation(describe(node), analysis.measured[node.name], dense(1), dense(1))
+        if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
+            analysis.operation(describe(node), flops, dense(1), dense(1))
 
     def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.run(run, args, kwargs)

@@ -52,9 +52,9 @@ class AttentionRule(Rule):
         analysis.claim(module.out_proj.bias, {0: written})
         rows = float(shape[0] * shape[1])
         analysis.operation(f"{place}.in_proj", 6.0 * rows * width * width, inner, read)
-        # The counter defines what a FLOP is; on CPUs it does not see the scores inside the fused kernel.
-        scores = max(0.0, analysis.measured.get(node.name, 0.0) - 8.0 * rows * width * width)
-        analysis.operation(f"{place}.scores", scores, inner, dense(1))
+        # `torch.utils.flop_counter` defines what a FLOP is: on CPUs it does not see scores, inside a fused kernel.
+        steps = 0 if analysis.device.type == "cpu" else shape[1 if module.batch_first else 0]
+        analysis.operation(f"{place}.scores", 4.0 * rows * steps * width, inner, dense(1))
         analysis.operation(f"{place}.out_proj", 2.0 * rows * width * width, written, inner)
         analysis.activation(f"{place}.in_proj", 4.0 * rows * width, inner)  # q, k, v and what the heads write
         analysis.activation(f"{place}.out_proj", rows * width, written)

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .costs import Term
-from .execute import Sliced, cut
+from .execute import Program, Sliced, cut
 from .latency import profile
+from .live import Bools
 
 if TYPE_CHECKING:
     from .model import GatedModel
@@ -34,32 +35,33 @@ def latency_terms(gated: GatedModel, cache_dir: Path | None = None) -> tuple[Ter
     plan = gated.plan
     if gated.execution != "sliced" or plan.recipe is None:
         raise ValueError(f"a latency budget needs execution that saves time, but: {gated.explain()}")
-    twin: list[GatedModel] = []  # made only if there is something to measure
+    twin: list[nn.Module] = []  # model and gate, copied only if there is something to measure
 
     def measure(kept: Sequence[int]) -> float:
         if not twin:
-            twin.append(copy.deepcopy(gated).train())
+            twin.extend(part.train() for part in copy.deepcopy((gated.model, gated.gate)))
         mask = plan.keep.copy()
         start = 0
         for group, count in zip(plan.costs.groups, kept, strict=True):
             mask[plan.optional[start : start + count]] = True
             start += group.count
-        return _milliseconds(twin[0], mask, _batch(gated))
+        return _milliseconds(Program(twin[0], plan, gated.compensate), twin[1], mask, _batch(gated))
 
     return profile(measure, plan.costs, _key(gated), cache_dir)
 
 
-def _milliseconds(gated: GatedModel, kept: Any, x: Tensor) -> float:
-    live = gated.plan.live(kept)
+def _milliseconds(program: Program, gate: Any, kept: Bools, x: Tensor) -> float:
+    live = program.plan.live(kept)
     times = []
     for _ in range(REPEATS + 2):
         start = _now(x.device)
         with torch.enable_grad():
-            weights = gated.gate.per_sample(x).weights.mean(0) * torch.from_numpy(kept).to(x.device)
-            result = Sliced(gated._program(), live, weights, lambda name, p: cut(p, name, live))(x)
+            weights = gate.per_sample(x).weights.mean(0) * torch.from_numpy(kept).to(x.device)
+            result = Sliced(program, live, weights, lambda name, p: cut(p, name, live))(x)
             sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad).backward()  # type: ignore[union-attr]
         times.append(_now(x.device) - start)
-        gated.zero_grad()
+        program.model.zero_grad()
+        gate.zero_grad()
     return 1e3 * statistics.median(times[2:])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,21 +36,18 @@ def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
         return Network(None, reason=f"it cannot be copied, so it was not traced ({_first_line(error)})")
     try:
         train, evaluate, constants = _graphs(twin)
-        seen = _Example(twin, evaluate)
-        _run_example(twin, seen, example)
-        network = _network(twin, train, evaluate, seen, example.shape[0], policy)
+        seen = _Example(twin, evaluate, example)
+        network = _network(twin, train, evaluate, seen, policy)
     except Untraceable as error:
         return Network(None, reason=str(error))
     network.constants = constants
     return network
 
 
-def _network(
-    model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Example, batch: int, policy: Policy
-) -> Network:
+def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Example, policy: Policy) -> Network:
     refused: set[tuple[str, str]] = set()
     while True:
-        analysis = Analysis(model, train, seen.values, seen.flops, batch, policy, refused)
+        analysis = Analysis(model, train, seen.values, seen.count, seen.example, policy, refused)
         program = analysis.run(choose)
         places, outputs = _output_layers(analysis, train, program)
         analysis.mark_outputs(places)
@@ -110,24 +107,6 @@ def _trace(model: nn.Module, training: bool) -> tuple[fx.Graph, dict[str, Tensor
     return graph, made
 
 
-def _run_example(model: nn.Module, seen: _Example, example: Tensor) -> None:
-    """Run module and graph from the same random state; code that the graph does not show makes them differ."""
-    results = []
-    for run in (model, seen):
-        with quiet(example.device), _eager_attention(), mode(model, False), torch.no_grad():
-            try:
-                if run is seen:
-                    with seen.counter:
-                        results.append(seen.run(example))
-                else:
-                    results.append(model(example))
-            except Exception as error:  # whatever a user's forward raises
-                raise Untraceable(f"its graph does not run on the example: {_first_line(error)}") from None
-    flat = [tree_leaves(result) for result in results]
-    if len(flat[0]) != len(flat[1]) or not all(_alike(a, b) for a, b in zip(*flat, strict=True)):
-        raise Untraceable("its graph gives another result than its forward")
-
-
 def _alike(a: Any, b: Any) -> bool:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return bool(a == b) if not isinstance(a, Tensor) and not isinstance(b, Tensor) else False
@@ -164,10 +143,12 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 def quiet(device: torch.device | None) -> Iterator[Any]:
     """Random generators (torch's, Python's, numpy's) get their state back; yields "was anything drawn?"."""
     devices = [device] if device is not None and device.type == "cuda" else []
-    others, numbers, main = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    others, main = random.getstate(), torch.random.get_rng_state()
+    numbers: Any = np.random.get_state()
 
     def drawn() -> bool:
-        same = str(numbers) == str(np.random.get_state()) and others == random.getstate()
+        now: Any = np.random.get_state()
+        same = np.array_equal(numbers[1], now[1]) and numbers[2:] == now[2:] and others == random.getstate()
         return not (same and torch.equal(main, torch.random.get_rng_state()))
 
     with torch.random.fork_rng(devices=devices):
@@ -190,20 +171,41 @@ def _eager_attention() -> Iterator[None]:
 
 
 class _Example(fx.Interpreter):
-    """Runs the graph once on the example and keeps every value's shape and the FLOPs of every node."""
+    """Runs the graph on the example once and keeps every value's shape."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, example: Tensor) -> None:
         super().__init__(root, graph=graph)
+        self.root, self.example = root, example
         self.values: dict[str, Any] = {}
+        self.counter: Any = None
         self.flops: dict[str, float] = {}
-        self.counter = FlopCounterMode(display=False)
+        # From the same random state; code that the graph does not show makes the two differ.
+        results = [tree_leaves(self._quietly(run)) for run in (root, self.run)]
+        if len(results[0]) != len(results[1]) or not all(_alike(a, b) for a, b in zip(*results, strict=True)):
+            raise Untraceable("its graph gives another result than its forward")
+
+    def _quietly(self, run: Callable[[Tensor], Any]) -> Any:
+        with quiet(self.example.device), _eager_attention(), mode(self.root, False), torch.no_grad():
+            try:
+                return run(self.example)
+            except Exception as error:  # whatever a user's forward raises
+                raise Untraceable(f"its graph does not run on the example: {_first_line(error)}") from None
 
     def run_node(self, n: fx.Node) -> Any:
-        before = self.counter.get_total_flops()
+        before = self.counter.get_total_flops() if self.counter else 0
         value = super().run_node(n)
-        self.flops[n.name] = float(self.counter.get_total_flops() - before)
         self.values[n.name] = tree_map_only(Tensor, lambda t: t.detach().to("meta"), value)
+        if self.counter:
+            self.flops[n.name] = float(self.counter.get_total_flops() - before)
         return value
+
+    def count(self, node: fx.Node) -> float:
+        """FLOPs of a node. Counted only when first asked for: the counter loads a compiler, which takes seconds."""
+        if not self.flops:
+            self.counter = FlopCounterMode(display=False)
+            with self.counter:
+                self._quietly(self.run)
+        return self.flops[node.name]
 
 
 # -- what a graph says as a whole

@@ -1,0 +1,185 @@
+"""Law 5, second half: steps move live entries only, and move them as torch's own optimisers would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.gating.compare import distance, gated_pair, loss, pretend
+from tests.gating.zoo import build
+from torch import Tensor, nn
+
+import pfedgate
+from pfedgate import Budget, GateConfig, GatedModel
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "sgd with momentum": {"momentum": 0.9},
+    "sgd with decay": {"momentum": 0.9, "weight_decay": 0.1},
+    "adam": {},
+    "adam with decay": {"weight_decay": 0.1},
+    "adamw": {"weight_decay": 0.1},
+}
+TORCH: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def values(gated: GatedModel) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in gated.model.named_parameters()}
+
+
+def step(gated: GatedModel, optimizer: Any, x: Tensor) -> None:
+    optimizer.zero_grad()
+    loss(gated(x)).backward()
+    optimizer.step()
+
+
+def random_gate(gated: GatedModel, seed: int) -> None:
+    pretend(gated, torch.rand(len(gated.plan.blocks), generator=torch.Generator().manual_seed(seed)))
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "split"), [("residual", "unit"), ("text_gru", "unit"), ("attention", "head"), ("mlp", "flat")]
+)
+def test_what_was_not_live_does_not_move(name: str, split: str, kind: str) -> None:
+    model, x = build(name)
+    budget = Budget(params=0.7) if split == "head" else 0.5
+    gated = pfedgate.gate(model, x, budget, split=split, gate={"max_share": 9.0, "pool": 1})
+    optimizer = gated.optimizer(kind.split()[0], lr=0.01, **OPTIONS[kind])
+    moved: dict[str, Tensor] = {}
+    for turn in range(3):
+        random_gate(gated, turn)
+        before = values(gated)
+        slots = {key: slot.clone() for key, slot in optimizer.state.items() if not key.startswith("step/")}
+        step(gated, optimizer, x)
+        assert gated.last is not None
+        for key, p in gated.model.named_parameters():
+            alive = torch.from_numpy(gated.last.live.elements(key))
+            assert torch.equal(p[~alive], before[key][~alive]), key
+            moved[key] = moved.get(key, torch.zeros_like(alive)) | (p != before[key])
+            for slot, old in slots.items():
+                if slot.partition("/")[2] == key:
+                    assert torch.equal(optimizer.state[slot][~alive], old[~alive]), slot
+    still = [key for key, places in moved.items() if not places.any()]
+    assert still in ([], ["k.bias"])  # attention does not depend on the bias of its keys
+    assert 1 < len(optimizer.touched) <= 3
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("split", ["unit", "flat"])
+def test_equals_torch_when_all_is_live(kind: str, split: str) -> None:
+    model, x = build("cnn_cifar10")
+    other, _ = build("cnn_cifar10")
+    options = {"lr": 0.01, **OPTIONS[kind]}
+    gated = pfedgate.gate(model, x, 1.0, split=split, gate=GateConfig(init="ones"))
+    optimizer = gated.optimizer(kind.split()[0], gate_lr=0.0, **options)
+    plain = TORCH[kind.split()[0]](other.parameters(), **options, foreach=False)
+    for _ in range(4):
+        step(gated, optimizer, x)
+        step(other, plain, x)  # type: ignore[arg-type]
+    for (name, a), (_, b) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_sliced_and_masked_take_the_same_steps(kind: str) -> None:
+    model, x = build("shared")
+    sliced, masked = gated_pair(model.double(), x.double(), 0.5)
+    optimizers = [g.optimizer(kind.split()[0], lr=0.01, clip=1.0, **OPTIONS[kind]) for g in (sliced, masked)]
+    for turn in range(4):
+        for gated, optimizer in zip((sliced, masked), optimizers, strict=True):
+            random_gate(gated, turn)
+            step(gated, optimizer, x.double())
+    for (name, a), (_, b) in zip(sliced.model.named_parameters(), masked.model.named_parameters(), strict=True):
+        assert distance(a, b) < 1e-10, name
+    assert optimizers[0].touched == optimizers[1].touched
+    for (name, a), (_, b) in zip(sliced.gate.named_parameters(), masked.gate.named_parameters(), strict=True):
+        assert distance(a, b) < 1e-6, name
+
+
+def test_a_step_undoes_the_division_by_the_live_share_of_inputs() -> None:
+    """W' = W / rho: without care, a step would move W' by 1 / rho^2 of what the plain gradient asks for."""
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5, gate=GateConfig(init="ones", paths=2))
+    optimizer = gated.optimizer("sgd", lr=1.0, gate_lr=0.0)
+    before = values(gated)
+    y = gated(x)
+    (outer,) = torch.autograd.grad(loss(y), y, retain_graph=True)
+    loss(y).backward()
+    optimizer.step()
+    assert gated.last is not None
+    rho = gated.last.live.share_read("out.weight")
+    assert rho < 0.6
+    hidden = torch.relu(x @ before["fc1.weight"].T + before["fc1.bias"])
+    alive = torch.from_numpy(gated.last.live.elements("out.weight"))
+    wanted = before["out.weight"] - rho * torch.where(alive, outer.T @ hidden, torch.zeros(()))
+    assert torch.allclose(model.out.weight, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_bounds_model_and_gate_separately() -> None:
+    model, x = build("cnn_cifar10")
+    gated = pfedgate.gate(model, x, 0.5, compensate="none")
+    before, gate = values(gated), [p.detach().clone() for p in gated.parameters_private()]
+    step(gated, gated.optimizer("sgd", lr=1.0, clip=0.01), x)
+    moved = torch.cat([(p - before[n]).flatten() for n, p in model.named_parameters()]).norm()
+    turned = torch.cat([(p - q).flatten() for p, q in zip(gated.parameters_private(), gate, strict=True)]).norm()
+    assert float(moved.detach()) == pytest.approx(0.01, rel=1e-3)
+    assert 0 < float(turned.detach()) <= 0.0101
+
+
+def test_usual_orders_of_calls() -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5)
+    optimizer = gated.optimizer("sgd", lr=0.1)
+    before = values(gated)
+    value = loss(gated(x))
+    optimizer.zero_grad()  # after the forward pass, as many do
+    value.backward()
+    with torch.no_grad():
+        gated.eval()(torch.randn(5, 64))  # a look at validation data, with another selection
+    optimizer.step()
+    assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+    with pytest.raises(RuntimeError, match="nothing to step on"):
+        optimizer.step()
+    (loss(gated(x)) + loss(gated(x + 1))).backward()
+    with pytest.raises(RuntimeError, match="two passes"):
+        optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        gated(x)
+    with pytest.raises(RuntimeError, match="nothing to step on"):
+        optimizer.step()
+
+
+def test_gate_alone() -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5)
+    optimizer = gated.optimizer("adam", lr=0.1, gate_lr=0.1)
+    before, gate = values(gated), [p.detach().clone() for p in gated.parameters_private()]
+    loss(gated(x)).backward()
+    optimizer.step_gate()
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert any(not torch.equal(p, q) for p, q in zip(gated.parameters_private(), gate, strict=True))
+
+
+def test_gradients_go_to_the_model_without_a_live_optimiser() -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5)
+    optimizer = torch.optim.SGD(gated.parameters(), lr=0.1)
+    before = values(gated)
+    step(gated, optimizer, x)
+    assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_unknown_names() -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5)
+    with pytest.raises(ValueError, match="unknown optimiser 'adm': did you mean 'adam'"):
+        gated.optimizer("adm", lr=0.1)
+    with pytest.raises(TypeError, match="momentun"):
+        gated.optimizer("sgd", lr=0.1, momentun=0.9)
+    gate = {"scope": "sample", "max_share": 9}
+    sample = pfedgate.gate(nn.Linear(4, 3), torch.zeros(2, 4), 1.0, split="flat", gate=gate)
+    with pytest.raises(ValueError, match="train with scope 'batch'"):
+        sample.optimizer(lr=0.1)
