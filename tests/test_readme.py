@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +25,26 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
 
 
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """What a page writes must not stay, nor be found by the next run."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
 def run(page: Path) -> str:
     """The Python blocks of a page share their names from top to bottom, as a reader would type them."""
     names: dict[str, object] = {"__name__": page.stem}
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), elsewhere():
         for block in blocks(page):
-            exec(compile(block, page.name, "exec"), names)
+            # Not with this file's own `from __future__ import annotations`: a reader has none.
+            exec(compile(block, page.name, "exec", dont_inherit=True), names)
     return printed.getvalue()
 
 

@@ -47,7 +47,7 @@ class FedMask(Algorithm):
     warmup: float = 0.5  # rounds of FedAvg: a share of all rounds, or their number if 1 or more
     intersection: str = "two"  # bits count where two clients of the round kept the structure, or "all" of them
     score_lr: float = 10.0  # scores are of the order of 1, their gradients of weight times gradient
-    threshold: float = 0.5
+    threshold: float = 0.5  # in the middle, because scores are set to bits
     offset: float = 0.01  # scores start this much above the threshold: with everything kept
     init_epochs: int = 1  # of the one-shot pruning
     adapt_epochs: int = 1  # of a novel client's scores

@@ -42,7 +42,7 @@ class FedMD(Algorithm):
     public: str | Public = "auto"  # "glyphs", "photos", "noise", a data set, or samples; auto: glyphs for images
     align: int = 5000  # N_a: public samples a round, or all there are; official: 5000
     pretrain_epochs: int = 5  # on the public set, once; official: up to 20
-    digest_epochs: int = 1
+    digest_epochs: int = 1  # official
     digest_lr: float | None = 0.01  # smaller than the task's: logits are fitted, not classes; None: the task's
     digest_loss: str = "mae"  # official; "mse" in other implementations
     architectures: Sequence[Callable[[], nn.Module]] = ()  # instead of the task's model: each client has one of these

@@ -43,13 +43,13 @@ class PFedHN(Algorithm):
     vector: int = 32  # length of v
     hidden: int = 100  # units of every hidden layer of H
     hidden_layers: int = 3  # 0: H is linear
-    server_lr: float = 0.01
-    server_momentum: float = 0.9
-    server_decay: float = 1e-3
-    server_clip: float = 50.0
+    server_lr: float = 0.01  # official
+    server_momentum: float = 0.9  # official
+    server_decay: float = 1e-3  # official
+    server_clip: float = 50.0  # L2 norm of gradients of H and of a vector; official
     spread: float = 0.1  # of the first models H makes, as a share of the spread of the initial parameters
     adapt_epochs: int = 1  # of a novel client's vector
-    adapt_lr: float = 0.1
+    adapt_lr: float = 0.1  # its gradient passes through all of H: larger than the task's
 
     paper: ClassVar[str] = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
     shares: ClassVar[str] = "the whole model, made for each client"
