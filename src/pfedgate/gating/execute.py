@@ -25,7 +25,14 @@ Fetch = Callable[[str, nn.Parameter], Tensor]  # the live entries of a parameter
 
 def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
     """The live entries of a parameter (or of anything of its shape, such as its momentum)."""
-    for axis, parts in live.axes(name):
+    lacking = live.axes(name)
+    if lacking and not parameter.requires_grad:
+        # Copying rectangles is several times faster than indexing, and needs no tensor in between.
+        values = parameter.new_empty(live.shape(name))
+        for source, target in live.rectangles(name):
+            values[target] = parameter[source]
+        return values
+    for axis, parts in lacking:
         index = live.index(parts, parameter.device)
         assert index is not None
         parameter = parameter.index_select(axis, index)
@@ -34,18 +41,11 @@ def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
 
 def paste(parameter: Tensor, name: str, live: Live, values: Tensor) -> None:
     """Write live entries back, in place; the rest stays bit for bit what it was."""
-    lacking = {axis: live.index(parts, parameter.device) for axis, parts in live.axes(name)}
-    if not lacking:
-        if parameter.data_ptr() != values.data_ptr():
-            parameter.copy_(values)
-    elif len(lacking) == 1:
-        ((axis, index),) = lacking.items()
-        assert index is not None
-        parameter.index_copy_(axis, index, values)
-    else:
-        a, b = lacking.get(0), lacking.get(1)
-        assert a is not None and b is not None and len(lacking) == 2
-        parameter[a[:, None], b] = values
+    if live.axes(name):
+        for target, source in live.rectangles(name):
+            parameter[target] = values[source]
+    elif parameter.data_ptr() != values.data_ptr():
+        parameter.copy_(values)
 
 
 class Program:

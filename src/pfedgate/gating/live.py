@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +53,7 @@ class Live:
         self._positions: dict[Parts, Ints | None] = {}
         self._index: dict[tuple[Parts, torch.device], Tensor | None] = {}
         self._cuts: dict[str, tuple[tuple[int, Parts], ...]] = {}
+        self._rectangles: dict[str, list[tuple[tuple[slice, ...], tuple[slice, ...]]]] = {}
         self._scales: dict[tuple[str, torch.device], Scales] = {}
 
     def positions(self, parts: Parts) -> Ints | None:
@@ -71,6 +73,24 @@ class Live:
             found = self.positions(parts)
             self._index[key] = None if found is None else constant(found, device)
         return self._index[key]
+
+    def rectangles(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Live entries of a parameter as (slices of it, slices of what is left): blocks are runs, so these are few."""
+        if name not in self._rectangles:
+            runs = []
+            for axis, size in enumerate(self.plan.shapes[name]):
+                parts = self.plan.axes.get(name, {}).get(axis)
+                positions = None if parts is None else self.positions(parts)
+                runs.append([(slice(0, size), slice(0, size))] if positions is None else _runs(positions))
+            self._rectangles[name] = [
+                (tuple(a for a, _ in sides), tuple(b for _, b in sides)) for sides in itertools.product(*runs)
+            ]
+        return self._rectangles[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of what is left of a parameter."""
+        last = self.rectangles(name)[-1][1]
+        return tuple(side.stop for side in last)
 
     def axes(self, name: str) -> tuple[tuple[int, Parts], ...]:
         """Axes of a parameter on which something is missing, the one that leaves out most first."""
@@ -181,3 +201,9 @@ def constant(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 def _along(axis: int, ndim: int) -> tuple[int, ...]:
     return tuple(-1 if i == axis else 1 for i in range(ndim))
+
+
+def _runs(positions: Ints) -> list[tuple[slice, slice]]:
+    """Maximal runs of consecutive positions, and where they lie when the gaps are closed."""
+    edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    return [(slice(int(positions[a]), int(positions[b - 1]) + 1), slice(a, b)) for a, b in itertools.pairwise(edges)]
