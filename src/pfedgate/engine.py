@@ -22,6 +22,7 @@ import torch
 from pfedgate import metrics, wire
 from pfedgate.algorithm import Algorithm
 from pfedgate.checkpoint import Checkpoint, RunFolder, fingerprint
+from pfedgate.memory import steady
 from pfedgate.metrics import Record
 from pfedgate.roster import DEFAULTS, Cards, Options, Roster
 from pfedgate.seeds import seeded
@@ -81,6 +82,7 @@ def run(
     """
     shared = bool(getattr(getattr(exchange, "func", exchange), "shared_store", False))
     engine = Engine(algorithm, federation, options, folder, resume, callbacks, shared)
+    steady()
     with one_thread():
         reach = exchange(algorithm, federation, engine.store, choose_device(options.device))
         try:

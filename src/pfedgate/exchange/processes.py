@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from pfedgate import wire
 from pfedgate.algorithm import Algorithm
 from pfedgate.local import Score
+from pfedgate.memory import steady
 from pfedgate.metrics import peak_bytes
 from pfedgate.serve import ClientError, Endpoint, Reply, Scored
 from pfedgate.store import DiskStore, Store, pack_file, write_atomically
@@ -198,6 +199,7 @@ def _work(pipe: Connection, algorithm: Algorithm, federation: Federation, root: 
     """A worker: take jobs until told to stop (an empty message) or until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
+    steady()
     endpoint = Endpoint(algorithm, federation, DiskStore(root), device)
     try:
         while order := pipe.recv_bytes():
