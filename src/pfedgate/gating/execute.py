@@ -39,15 +39,6 @@ def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
     return parameter
 
 
-def paste(parameter: Tensor, name: str, live: Live, values: Tensor) -> None:
-    """Write live entries back, in place; the rest stays bit for bit what it was."""
-    if live.axes(name):
-        for target, source in live.rectangles(name):
-            parameter[target] = values[source]
-    elif parameter.data_ptr() != values.data_ptr():
-        parameter.copy_(values)
-
-
 class Program:
     """A plan's program, bound to one model: what does not change from batch to batch is looked up once."""
 

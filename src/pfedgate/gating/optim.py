@@ -18,7 +18,7 @@ from torch.optim.sgd import sgd
 
 from pfedgate.names import unknown
 
-from .execute import cut, paste
+from .execute import cut
 from .live import Live, compensation
 
 if TYPE_CHECKING:
@@ -122,36 +122,43 @@ class LiveOptimizer:
         return cuts
 
     def _step_one(self, name: str, leaf: Tensor, live: Live) -> None:
-        parameter, grad = self._parameters[name], leaf.grad
+        """Step on views of what is live: no copies of the parameter or of its momentum."""
+        parameter, grad = self._parameters[name].detach(), leaf.grad
         assert grad is not None
-        value = leaf.detach()
         slots = self._slots(name, parameter)
-        parts = [cut(slot, name, live) for slot in slots]
         before = self._unowned(name, parameter, slots, live)
-        if self.name == "sgd":
-            sgd(
-                [value], [grad], [parts[0] if parts else None], weight_decay=self.weight_decay,
-                momentum=self.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False, foreach=False,
-            )  # fmt: skip
-        else:
-            steps = self.state.setdefault(f"step/{name}", torch.zeros(()))
-            decoupled = self.name == "adamw"
-            adam(
-                [value], [grad], [parts[0]], [parts[1]], [], [steps], amsgrad=False, beta1=self.betas[0],
-                beta2=self.betas[1], lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, maximize=False,
-                foreach=False, decoupled_weight_decay=decoupled,
-            )  # fmt: skip
-        paste(parameter, name, live, value)
-        for slot, part in zip(slots, parts, strict=True):
-            paste(slot, name, live, part)
+        steps = self.state.setdefault(f"step/{name}", torch.zeros(())) if self.name != "sgd" else None
+        for there, here in live.rectangles(name):
+            self._move(parameter[there], grad[here], [slot[there] for slot in slots], steps)
+        if steps is not None:
+            steps += 1
         for tensor, mask, kept in before:
             tensor[mask] = kept
 
+    def _move(self, value: Tensor, grad: Tensor, slots: list[Tensor], steps: Tensor | None) -> None:
+        """Torch's own step, in place; `steps` is left for the caller to raise, once per parameter."""
+        if steps is None:
+            sgd(
+                [value], [grad], [slots[0] if slots else None], weight_decay=self.weight_decay,
+                momentum=self.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False, foreach=False,
+            )  # fmt: skip
+            return
+        adam(
+            [value], [grad], [slots[0]], [slots[1]], [], [steps.clone()], amsgrad=False, beta1=self.betas[0],
+            beta2=self.betas[1], lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, maximize=False,
+            foreach=False, decoupled_weight_decay=self.name == "adamw",
+        )  # fmt: skip
+
     def _slots(self, name: str, parameter: Tensor) -> list[Tensor]:
-        kinds = (
-            ["momentum"] if self.name == "sgd" and self.momentum else ["mean", "square"] if self.name != "sgd" else []
-        )
-        return [self.state.setdefault(f"{kind}/{name}", torch.zeros_like(parameter)) for kind in kinds]
+        kinds = ["mean", "square"]
+        if self.name == "sgd":
+            kinds = ["momentum"] if self.momentum else []
+        for kind in kinds:
+            if (
+                f"{kind}/{name}" not in self.state
+            ):  # not setdefault: that would fill a whole model with zeros every step
+                self.state[f"{kind}/{name}"] = torch.zeros_like(parameter)
+        return [self.state[f"{kind}/{name}"] for kind in kinds]
 
     def _unowned(
         self, name: str, parameter: Tensor, slots: list[Tensor], live: Live
