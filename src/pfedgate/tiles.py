@@ -133,9 +133,7 @@ def merge_tiles(
     return merged.to(server.device)
 
 
-def cap_upload(
-    delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_bytes: int = 4
-) -> tuple[Tensor, Tensor]:
+def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_bytes: int = 4) -> tuple[Tensor, Tensor]:
     """Choose tiles whose ids and values fit into `room` bytes; return (their ids, what is left behind).
 
     Tiles with most squared change per byte go first, the lowest id on a tie, and smaller ones fill the rest.

@@ -21,6 +21,8 @@ from .optim import LiveOptimizer
 from .plan import BlockPlan
 from .timing import latency_terms
 
+_LARGE = 16384  # entries of a copy that is worth freeing early
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -179,6 +181,8 @@ class GatedModel(nn.Module):
         def fetch(name: str, parameter: nn.Parameter) -> Tensor:
             # A leaf of its own: its gradient has the size of what is live, not of the model.
             leaf = leaves[name] = cut(parameter.detach(), name, live).requires_grad_(parameter.requires_grad)
+            if leaf.requires_grad and live.axes(name) and leaf.numel() >= _LARGE:
+                leaf.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
             return leaf
 
         return fetch
@@ -208,6 +212,11 @@ class GatedModel(nn.Module):
     def extra_repr(self) -> str:
         share = self.gate.size / self.plan.size
         return f"{len(self.plan.blocks)} {self.plan.how} blocks, {self.execution}, gate {share:.1%} of the model"
+
+
+def _free(leaf: Tensor) -> None:
+    """A copy of live weights is not needed once its gradient is there: the optimiser steps on the parameter itself."""
+    leaf.data = leaf.data.new_empty(0)
 
 
 def _gate_flops(gate: Gate) -> float:
