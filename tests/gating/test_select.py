@@ -54,8 +54,8 @@ def small_problems(draw: st.DrawFn) -> tuple[CostModel, Budget, Floats]:
             touched = tuple(draw(st.lists(st.integers(0, len(groups) - 1), max_size=2)))
             scale = math.prod(groups[g].units for g in touched)
             terms.append(Term(resource, float(draw(st.integers(0, 9)) * scale), touched))
-    share = st.floats(0.05, 1.0)
-    budget = Budget.of({resource: draw(share) for resource in {term.resource for term in terms}})
+    share = st.integers(5, 100).map(lambda percent: percent / 100)
+    budget = Budget.of({resource: draw(share) for resource in dict.fromkeys(term.resource for term in terms)})
     number = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 1e-7, 1.0]) | st.floats(-0.3, 1.0)
     importance = np.array([draw(number) for _ in range(sum(counts))])
     return CostModel(tuple(groups), tuple(terms)), budget, importance
