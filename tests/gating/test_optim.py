@@ -152,6 +152,24 @@ def test_usual_orders_of_calls() -> None:
         optimizer.step()
 
 
+def test_two_backward_passes_through_one_graph_add_up() -> None:
+    """Copies of large live weights are freed as soon as their gradient is there, unless the graph is kept."""
+    model, x = build("cnn_cifar10")
+    gated = pfedgate.gate(model, x, 0.7)
+    gated.optimizer("sgd", lr=0.1)
+    found = []
+    for passes in (1, 2):
+        value = loss(gated(x))
+        for turn in range(passes):
+            value.backward(retain_graph=turn + 1 < passes)
+        assert gated.leaves is not None
+        found.append({name: leaf.grad for name, leaf in gated.leaves.items()})
+        assert gated.leaves["fc1.weight"].untyped_storage().nbytes() == 4
+        assert found[-1]["fc1.weight"].numel() > 16384
+    for name, once in found[0].items():
+        assert torch.allclose(2 * once, found[1][name], rtol=1e-4, atol=1e-6), name
+
+
 def test_gate_alone() -> None:
     model, x = build("mlp")
     gated = pfedgate.gate(model, x, 0.5)

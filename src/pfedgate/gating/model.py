@@ -183,6 +183,7 @@ class GatedModel(nn.Module):
             leaf = leaves[name] = cut(parameter.detach(), name, live).requires_grad_(parameter.requires_grad)
             if leaf.requires_grad and live.axes(name) and leaf.numel() >= _LARGE:
                 leaf.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
+                return leaf.view_as(leaf)  # a graph that is kept saves this, and can run backward again
             return leaf
 
         return fetch
@@ -216,7 +217,7 @@ class GatedModel(nn.Module):
 
 def _free(leaf: Tensor) -> None:
     """A copy of live weights is not needed once its gradient is there: the optimiser steps on the parameter itself."""
-    leaf.data = leaf.data.new_empty(0)
+    leaf.data = leaf.data.new_empty(1).expand(leaf.shape)  # the shape stays, for further gradients
 
 
 def _gate_flops(gate: Gate) -> float:
