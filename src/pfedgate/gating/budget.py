@@ -2,10 +2,11 @@
 
 ``I* = argmax I @ G  subject to  cost(I) <= budget`` for every bound resource at once. The blocks of a group cost the
 same, so within a group the best k are its k most important, and only the number kept per group is to be found.
-Three solvers do that; `Selector` takes the first that suits:
+Four solvers do that; `Selector` takes the first that suits:
 
 - `Frontier`: few groups, any resources. All maximal vectors of counts are listed once; then a look-up per batch. Exact.
-- `Knapsack`: one resource without products of groups. Exact.
+- `Halves`: a dozen groups, one resource without products of groups. The same for each half of them. Exact.
+- `Knapsack`: any number of groups, one resource without products of groups. Exact.
 - `Deep`: anything else. Never over the budget, and within half a percent of the optimum.
 """
 
@@ -20,7 +21,10 @@ import numpy as np
 
 from .costs import RESOURCES, Bools, CostModel, Floats, Group, Term
 from .deep import Deep
-from .frontier import Frontier, small_enough
+from .frontier import Frontier
+from .frontier import small_enough as few_groups
+from .halves import Halves
+from .halves import small_enough as a_dozen_groups
 from .knapsack import Knapsack
 from .problem import Problem, Solver
 
@@ -153,7 +157,7 @@ class Selector:
         """The best mask over all optional blocks, given their importances, both concatenated group by group.
 
         A block of negative importance is never kept. Of equally good masks the one that keeps the blocks of lower
-        index wins in the exact solvers; all are deterministic and have no memory.
+        index wins where all are listed; every solver is deterministic and has no memory.
         """
         ranked = self._problem.rank(importance)
         kept = self._problem.counts if self._solver is None else self._solver.solve(ranked.prefix)
@@ -171,8 +175,10 @@ class Selector:
 def _solver(problem: Problem) -> Solver | None:
     if not problem.limits.size:
         return None
-    if small_enough(problem):
+    if few_groups(problem):
         return Frontier(problem)
+    if a_dozen_groups(problem):
+        return Halves(problem)
     return Knapsack(problem) if problem.limits.size == 1 and not problem.pairs.any() else Deep(problem)
 
 

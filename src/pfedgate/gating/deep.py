@@ -3,11 +3,11 @@
 1. The dual problem: prices such that the best choice at these prices (see `lagrange`) needs about the budget. Every
    choice seen gives a linear lower bound of the dual function; the lowest point of all bounds (see `master`) is where
    to look next. Choices that were useful for made-up importances when the selector was built are known from the start,
-   so two to four steps suffice.
+   so that few steps suffice.
 2. The optimal mix of choices, rounded, and its parts are made to fit, filled and improved (see `polish`).
 
 On 320 cost models of plain and residual networks and of independent groups (12 to 51 groups, one to three resources,
-random, nearly equal and equal importances) the largest loss against HiGHS was 0.09 %.
+random, nearly equal and equal importances) the largest loss against HiGHS was 0.21 %, the mean 0.02 %.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from .problem import Problem
 
 DRAWS = 6  # made-up importances for which useful choices are collected
 STEPS_BEFORE = 14  # steps of the dual problem for each of them
-STEPS = 6
+STEPS = 8
+SMOOTH = 0.3  # each step looks at the new prices, and this much at the best ones so far
 POOL = 64
-CLOSE_ENOUGH = 1e-3  # relative gap to the upper bound at which to stop
-FAR = 4e-3  # relative gap at which larger exchanges are tried
-CANDIDATES = 6  # starting points, of which the best few are improved, each by a few exchanges
-POLISHED = 3
-EXCHANGES = 3
+CLOSE_ENOUGH = 1e-3  # relative gap at which the dual problem is solved
+NEAR, FAR = 3e-3, 4.5e-3  # relative gaps to the upper bound at which exchanges, and larger ones, are tried
+CANDIDATES = 6  # starting points
+FIRST = 2  # starting points tried first; mostly they are good enough
+EXCHANGES = 2  # in a row
 
 
 class Deep:
@@ -60,14 +61,19 @@ class Deep:
         top = prefix[:, 1].max()
         prefix = prefix / top if top > 0 else self._even()
         known, master, prices, upper = self._dual(prefix, STEPS)
-        starts = [
-            self._polish.fill(self._polish.fit(k, prefix), prefix) for k in self._candidates(known, master, prices)
-        ]
-        starts.sort(key=lambda kept: -self._value(prefix, kept))
-        best = starts[0]
-        for gap, tried in zip((CLOSE_ENOUGH, FAR), SETS, strict=True):
-            for kept in starts[:POLISHED]:
-                best = self._improve(best, kept, prefix, prices, (1 - gap) * upper, tried)
+        candidates = self._candidates(known, master, prices)
+        best: Ints = self._pool[0]
+        starts: list[Ints] = []
+        for some in (candidates[:FIRST], candidates[FIRST:]):
+            if not len(some) or self._value(prefix, best) >= (1 - NEAR) * upper:
+                continue
+            made = list(self._polish.fill(self._polish.fit(some, prefix), prefix))
+            starts = sorted([*starts, *made], key=lambda kept: -self._value(prefix, kept))
+            best = max(best, starts[0], key=lambda kept: self._value(prefix, kept))
+            kept = max(made, key=lambda kept: self._value(prefix, kept))
+            best = self._improve(best, kept, prefix, prices, (1 - NEAR) * upper, SETS[0])
+        for kept in starts[:2]:
+            best = self._improve(best, kept, prefix, prices, (1 - FAR) * upper, SETS[1])
         result = self._counts.copy()
         result[self._costs.groups] = best
         return result
@@ -83,7 +89,7 @@ class Deep:
             better = self._polish.exchange(kept, prefix, prices, tried)
             if better is None:
                 break
-            kept = self._polish.fill(better, prefix)
+            kept = self._polish.fill(better[None], prefix)[0]
             if self._value(prefix, kept) > self._value(prefix, best):
                 best = kept
         return best
@@ -92,17 +98,17 @@ class Deep:
         """Choices seen, the master problem over them, the best prices per unit of cost and the upper bound."""
         scale = 1.0 / self._costs.limits
         known = self._pool
-        master = Master(prefix[self._groups, known].sum(1), self._slack, 2 * steps, self._basis)
+        master = Master(prefix[self._groups, known].sum(1), self._slack, steps, self._basis)
         best, upper = np.zeros(len(scale)), np.inf
-        for step in range(steps):
+        for _ in range(steps):
             lower, prices = master.solve()
-            points = prices[None] if not step else np.array([prices, (prices + best) / 2])
-            kept = self._inner.best(prefix, points * scale)
+            if upper < np.inf:
+                prices = SMOOTH * best + (1 - SMOOTH) * prices
+            kept = self._inner.best(prefix, prices * scale)[None]
             value, slack = prefix[self._groups, kept].sum(1), self._slacks(kept)
-            bound = value + (points * slack).sum(1)
-            lowest = int(bound.argmin())
-            if bound[lowest] < upper:
-                best, upper = points[lowest], float(bound[lowest])
+            bound = float(value[0] + prices @ slack[0])
+            if bound < upper:
+                best, upper = prices, bound
             known = np.concatenate([known, kept])
             master.add(value, slack)
             if upper - lower <= CLOSE_ENOUGH * upper:
@@ -110,7 +116,7 @@ class Deep:
         master.solve()
         return known, master, best * scale, upper
 
-    def _candidates(self, known: Ints, master: Master, prices: Floats) -> list[Ints]:
+    def _candidates(self, known: Ints, master: Master, prices: Floats) -> Ints:
         """Starting points, those first that lose least at the prices for what they use too little or too much."""
         chosen, weights = master.mix()
         mixed = weights @ known[chosen]
@@ -118,7 +124,7 @@ class Deep:
         several = np.concatenate([rounded, known[chosen], known[-2:]])
         unused = np.abs(self._slacks(several) * self._costs.limits) @ prices
         different = {several[i].tobytes(): several[i] for i in np.argsort(unused, kind="stable")}
-        return list(different.values())[:CANDIDATES]
+        return np.array(list(different.values())[:CANDIDATES])
 
     def _value(self, prefix: Floats, kept: Ints) -> float:
         return float(prefix[self._groups, kept].sum())

@@ -127,7 +127,7 @@ class Knapsack:
             alive = np.flatnonzero((new_cost <= self._room) & (new_lost + price * idle <= gap * (1 + 1e-9)))
             if not alive.size:
                 return None, done
-            alive = alive[np.lexsort((-new_worth[alive], new_cost[alive]))]
+            alive = alive[np.argsort(new_cost[alive], kind="stable")]
             best = np.maximum.accumulate(new_worth[alive])
             alive = alive[np.append(True, best[1:] > best[:-1])]
             if alive.size > most_states:

@@ -50,13 +50,12 @@ class Quadratic:
         )
 
     def marginal(self, kept: Floats) -> Floats:
-        """Derivative of the cost at one vector of counts: [resource, group]."""
-        return self.slope + (self.curve @ kept).reshape(self.slope.shape)
+        """Derivative of the cost at one vector of counts or at many: [..., group] -> [..., resource, group]."""
+        return self.slope + (kept @ self.curve.T).reshape(*kept.shape[:-1], *self.slope.shape)
 
     def cost(self, kept: Floats) -> Floats:
         """Of one vector of counts or of many: [..., group] -> [..., resource]."""
-        bent = (kept @ self.curve.T).reshape(*kept.shape[:-1], *self.slope.shape)
-        result: Floats = self.base + ((self.slope + 0.5 * bent) * kept[..., None, :]).sum(-1)
+        result: Floats = self.base + (0.5 * (self.slope + self.marginal(kept)) * kept[..., None, :]).sum(-1)
         return result
 
     @property
@@ -78,14 +77,14 @@ class Inner(Protocol):
     """Finds the counts of the largest value minus priced cost."""
 
     def best(self, prefix: Floats, prices: Floats) -> Ints:
-        """Counts [batch, group] for prices [batch, resource]; `prefix` holds the value of the k best blocks."""
+        """Counts per group at prices per unit of each resource; `prefix` holds the value of the k best blocks."""
         ...
 
 
 def inner(costs: Quadratic) -> Inner:
     """The exact maximiser if its tables are small enough."""
     exact = Elimination(costs)
-    return exact if exact.largest <= LARGEST_TABLE else Descent(costs)
+    return exact if exact.largest <= LARGEST_TABLE else Sweeps(costs)
 
 
 class Elimination:
@@ -110,63 +109,69 @@ class Elimination:
 
     def best(self, prefix: Floats, prices: Floats) -> Ints:
         k = self._levels
-        own = prefix - (prices @ self._slope)[:, :, None] * k - (prices @ self._own)[:, :, None] * (k * k)
-        score = [own[:, g, :width] for g, width in enumerate(self._widths)]
+        own = prefix - (prices @ self._slope)[:, None] * k - (prices @ self._own)[:, None] * (k * k)
+        if not self._stacks:
+            alone: Ints = own.argmax(1)
+            return alone
+        score = [own[g, :width] for g, width in enumerate(self._widths)]
         tables: dict[tuple[int, int], Floats] = {}
         for edges, weights, products in self._stacks:
-            stack = (prices @ weights).T[:, :, None, None] * -products
-            tables.update(zip(edges, stack, strict=True))
-        if not self._stacks:
-            alone: Ints = own.argmax(2)
-            return alone
-        kept = np.zeros(own.shape[:2], dtype=np.int64)
+            tables.update(zip(edges, (prices @ weights)[:, None, None] * -products, strict=True))
         steps = []
         for g, near in self._plan:
-            if len(near) == 0:
+            if not near:
                 table = score[g]
             elif len(near) == 1:
                 table = tables.pop((g, near[0]))
-                table += score[g][:, :, None]
-                score[near[0]] += np.maximum.reduce(table, axis=1)
+                table += score[g][:, None]
+                score[near[0]] += np.maximum.reduce(table, 0)
             else:
                 a, b = near
-                table = tables.pop((g, a))[:, :, :, None] + (tables.pop((g, b)) + score[g][:, :, None])[:, :, None, :]
-                message = np.maximum.reduce(table, axis=1)
+                table = tables.pop((g, a))[:, :, None] + (tables.pop((g, b)) + score[g][:, None])[:, None, :]
+                message = np.maximum.reduce(table, 0)
                 tables[a, b] = tables[a, b] + message if (a, b) in tables else message
             steps.append((g, near, table))
-        batch = np.arange(len(prices))
+        level = [0] * len(self._widths)
         for g, near, table in reversed(steps):
-            index: tuple[Any, ...] = (batch, slice(None), *(kept[:, h] for h in near))
-            kept[:, g] = table[index].argmax(1)
-        return kept
+            index: tuple[Any, ...] = (slice(None), *[level[h] for h in near])
+            level[g] = int(table[index].argmax())
+        return np.array(level)
 
 
-class Descent:
-    """Not exact: every group is set to its best given the others, in turn, from none kept and from all kept."""
+class Sweeps:
+    """Not exact: groups are set to their best given the others, in turn; those that share no cost at once."""
 
     def __init__(self, costs: Quadratic) -> None:
         self._slope, self._own, self._coupling = costs.slope, costs.own / 2, costs.coupling
         self._most, self._levels = costs.most, _levels(costs.most)
+        self._colours = _colours(np.asarray(self._coupling.any(0)))
 
     def best(self, prefix: Floats, prices: Floats) -> Ints:
-        prices = np.concatenate([prices, prices])
+        """From none kept and from all kept; the better of the two."""
         k = self._levels
-        own = prefix - (prices @ self._slope)[:, :, None] * k - (prices @ self._own)[:, :, None] * (k * k)
+        own = prefix - (prices @ self._slope)[:, None] * k - (prices @ self._own)[:, None] * (k * k)
         coupling = np.tensordot(prices, self._coupling, 1)
-        kept = np.zeros(own.shape[:2])
-        kept[len(kept) // 2 :] = self._most
+        kept = np.array([np.zeros(len(k)), self._most])
         for _ in range(SWEEPS):
             before = kept.copy()
-            for g in range(len(self._most)):
-                field = (coupling[:, g] * kept).sum(1, keepdims=True)
-                kept[:, g] = (own[:, g] - field * k[g]).argmax(1)
+            for groups in self._colours:
+                field = kept @ coupling[:, groups]
+                kept[:, groups] = (own[groups] - field[:, :, None] * k[groups]).argmax(2)
             if (kept == before).all():
                 break
-        counts: Ints = np.minimum(kept, self._most).astype(np.int64)
-        value = np.take_along_axis(own, counts[:, :, None], 2).sum((1, 2))
-        value -= 0.5 * ((coupling * kept[:, None, :]).sum(2) * kept).sum(1)
-        half = len(value) // 2
-        return np.where((value[:half] >= value[half:])[:, None], counts[:half], counts[half:])
+        counts: Ints = kept.astype(np.int64)
+        value = own[np.arange(len(k)), counts].sum(1) - 0.5 * (kept @ coupling * kept).sum(1)
+        best: Ints = counts[int(value.argmax())]
+        return best
+
+
+def _colours(linked: Bools) -> list[Ints]:
+    """Groups in sets without links inside; greedily, those with many links first."""
+    colour = np.full(len(linked), -1)
+    for g in np.argsort(-linked.sum(1), kind="stable"):
+        taken = set(colour[linked[g]].tolist())
+        colour[g] = next(c for c in range(len(linked)) if c not in taken)
+    return [np.flatnonzero(colour == c) for c in range(int(colour.max()) + 1)]
 
 
 def _levels(most: Ints) -> Floats:

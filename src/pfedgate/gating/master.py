@@ -43,19 +43,23 @@ class Master:
     def solve(self) -> tuple[float, Floats]:
         """The bound and the prices."""
         columns, values = self._columns[: self._end], self._values[: self._end]
+        inverse = np.linalg.inv(columns[self.basis])
         for _ in range(PIVOTS):
-            inverse = np.linalg.inv(columns[self.basis])
             dual = inverse @ values[self.basis]
             gain = values - columns @ dual
             enter = int(gain.argmax())
             if gain[enter] <= 1e-9 * abs(dual[0]):
                 break
-            amount, direction = inverse[0], columns[enter] @ inverse
-            ratio = [a / d if d > 1e-12 else np.inf for a, d in zip(amount.tolist(), direction.tolist(), strict=True)]
+            direction = columns[enter] @ inverse
+            pairs = zip(inverse[0].tolist(), direction.tolist(), strict=True)
+            ratio = [amount / d if d > 1e-12 else np.inf for amount, d in pairs]
             leave = ratio.index(min(ratio))
             if ratio[leave] == np.inf:
                 break
             self.basis[leave] = enter
+            column = inverse[:, leave] / direction[leave]
+            inverse = inverse - np.multiply.outer(column, direction)
+            inverse[:, leave] = column
         return float(dual[0]), np.maximum(-dual[1:], 0.0)
 
     def mix(self) -> tuple[Ints, Floats]:
