@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import pfedgate.gating.gated as gating
 from pfedgate.gating.authors import AuthorsModel, authors_gate
-from pfedgate.gating.budget import Budget, Selector
+from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.gating.optim import LiveOptimizer
 from pfedgate.gating.tiles import PlanTiles
@@ -54,7 +54,6 @@ class Personal(nn.Module):
         self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
         self.names = tuple(gated.plan.shapes)
         self.size = gated.plan.size
-        self._selectors: dict[Budget, Selector] = {}
         self._clear()
 
     # -- state in, state out
@@ -65,12 +64,7 @@ class Personal(nn.Module):
             for name, value in own.items():
                 value.copy_(pick(state, [name])[name])
         self.gated.leaves, self.gated.last = None, None
-        if isinstance(self.gated, AuthorsModel):
-            self.gated.rebudget(budget)
-        else:
-            if budget not in self._selectors:
-                self._selectors[budget] = Selector(self.gated.plan.costs, budget)
-            self.gated.budget, self.gated.selector = budget, self._selectors[budget]
+        self.gated.rebudget(budget)
         self.gated.train()
         self._clear()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from pfedgate import algorithms, data, engine, models
 from pfedgate.algorithms.pfedgate import PFedGate
-from pfedgate.personal import plan_tiles
+from pfedgate.gating import timing
+from pfedgate.gating.gate_config import GateConfig
+from pfedgate.personal import Setting, fresh_gate, plan_tiles, workspace
 from pfedgate.tensors import flat, pick
 from pfedgate.tiles import BLOCKS, VALUES
-from pfedgate.types import Card, Local, Optim, Round, Task, Update
+from pfedgate.types import CPU, Card, Local, Optim, Round, Task, Update
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +141,35 @@ def test_every_client_stays_within_its_own_budget(task: Task, federation: data.F
     densities = {score.stats["density"] for score in result.scores}
     assert max(densities) <= 0.5
     assert min(densities) <= 0.3
+
+
+def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
+    """The gate's FLOPs beyond 2 % come out of a client's budget too; selectors are made once per budget."""
+    personal = workspace(task, Setting(GateConfig(pool=8, features="patches", max_share=9.0)), CPU)
+    plan, model = personal.gated.plan, make(task).init_server(0)
+    dense = plan.costs.dense()["flops"]
+    assert plan.gate_flops > 0.02 * dense
+    selectors = []
+    for share in (0.5, 0.3, 0.5):
+        personal.load(model, fresh_gate(personal, 0, "gate"), plan.budget(share))
+        assert personal.gated.selector.limits["flops"] + plan.gate_flops == pytest.approx((share + 0.02) * dense)
+        selectors.append(personal.gated.selector)
+    assert selectors[0] is selectors[2] is not selectors[1]
+
+
+def test_a_client_may_have_a_latency_budget(
+    task: Task, federation: data.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(timing, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
+    algorithm = make(task, blocks=9)  # a workspace of its own: a plan keeps what was measured
+    one = replace(local(federation), card=Card("a", 10, {"latency_ms": 1.6}))
+    got = algorithm.init_server(0)
+    update, _ = algorithm.train(got, algorithm.init_client(got, one), one)
+    last = algorithm._workspace().gated.last
+    assert last is not None
+    assert 1.0 < last.cost["latency_ms"] <= 1.6
+    assert update.metrics["q"] < 1
 
 
 def test_predicting_per_client_does_not_depend_on_the_batch(task: Task, federation: data.Federation) -> None:

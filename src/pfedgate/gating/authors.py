@@ -118,6 +118,7 @@ class AuthorsModel(GatedModel):
         self, model: nn.Module, gate: Any, plan: BlockPlan, chosen: frozenset[str], budget: float | Budget = 1.0
     ) -> None:
         self.chosen = chosen
+        self._rooms: dict[float, _Rooms] = {}
         through = "kept" if "kept_only" in chosen else "full"
         linear = {f"{place}.{name}" for place, module in model.named_modules() if isinstance(module, nn.Linear)
                   for name, _ in module.named_parameters(recurse=False)}  # fmt: skip
@@ -134,7 +135,9 @@ class AuthorsModel(GatedModel):
         self.share = asked if asked <= 1 else asked / self.plan.size
         self.least = min(max(1 / BLOCKS, 0.1), self.share)
         if self.chosen & {"capacity", "by_operator", "greedy"}:
-            self.selector = _Rooms(self.plan, self._linear, self.share, self.least, self.chosen)  # type: ignore[assignment]
+            if self.share not in self._rooms:
+                self._rooms[self.share] = _Rooms(self.plan, self._linear, self.share, self.least, self.chosen)
+            self.selector = self._rooms[self.share]  # type: ignore[assignment]
         else:
             self.selector = self.plan.selector(self.budget)
         return self

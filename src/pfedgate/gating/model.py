@@ -92,7 +92,7 @@ class GatedModel(nn.Module):
         if self.budget.latency_ms is not None and "latency_ms" not in self.plan.costs.dense():
             self.plan.add_latency(latency_terms(self))
         self.selector: Selector = self.plan.selector(self.budget)
-        if self.selector.solver != "everything fits" and self.selector.reachable_masks(2) < 2:
+        if not self.plan.leaves_a_choice(self.budget):
             warnings.warn(
                 f"under {self.budget} only one selection of blocks is possible, so the gate cannot choose; "
                 "use more blocks per layer (blocks=...), a smaller first block (smallest=...) or another budget",

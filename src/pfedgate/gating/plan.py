@@ -55,6 +55,7 @@ class BlockPlan:
         self.resources = self._resources()
         self._live: dict[bytes, Live] = {}
         self._selectors: dict[Budget, Selector] = {}
+        self._choices: dict[Budget, bool] = {}
         self._blocks: dict[tuple[str, torch.device], Tensor] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockPlan:
@@ -120,6 +121,8 @@ class BlockPlan:
     # -- selection
     def budget(self, value: float | Mapping[str, float | None] | Budget) -> Budget:
         """A budget for this plan; a plain number binds every resource that the plan can reduce."""
+        if isinstance(value, Budget) and value in self._selectors:
+            return value
         found = Budget.of(value, self.resources)
         for resource in found.bound():
             if resource != "latency_ms" and resource not in self.costs.dense():
@@ -156,6 +159,14 @@ class BlockPlan:
             )
         return Selector(self.costs, replace(budget, flops=limit - extra))
 
+    def leaves_a_choice(self, value: float | Mapping[str, float | None] | Budget) -> bool:
+        """False if blocks must be dropped and only one selection is possible; remembered, as selectors are."""
+        budget = self.budget(value)
+        if budget not in self._choices:
+            selector = self.selector(budget)
+            self._choices[budget] = selector.solver == "everything fits" or selector.reachable_masks(2) > 1
+        return self._choices[budget]
+
     def reachable_masks(self, budget: float | Mapping[str, float | None] | Budget, limit: int = 10**6) -> int:
         """How many different selections are possible under a budget, counted up to `limit`."""
         return self.selector(budget).reachable_masks(limit)
@@ -165,6 +176,7 @@ class BlockPlan:
         others = tuple(term for term in self.costs.terms if term.resource != "latency_ms")
         self.costs = replace(self.costs, terms=(*others, *terms))
         self._selectors.clear()
+        self._choices.clear()
         self._live.clear()
 
     def live(self, kept: Bools) -> Live:
