@@ -97,7 +97,7 @@ def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> No
 def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) -> None:
     from pfedgate import wire
 
-    algorithm, one = make(task, shift=True), local(federation)
+    algorithm, one = make(task, shift="learned"), local(federation)
     got = algorithm.init_server(0)
     private = algorithm.init_client(got, one)
     update, private = algorithm.train(got, private, one)
@@ -105,6 +105,19 @@ def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) ->
     for name, value in private.items():
         if value.numel() > 3:
             assert value.contiguous().numpy().tobytes() not in message, name
+
+
+def test_shift_from_labels_starts_at_the_clients_own_frequencies(task: Task, federation: data.Federation) -> None:
+    algorithm, one = make(task, shift="labels", gate_ones=True), local(federation, budget=1.0)
+    got = algorithm.init_server(0)
+    plain, shifted = make(task, gate_ones=True), algorithm
+    x = one.prepare(one.train.x[:16])
+    before = plain.predictor(got, plain.init_client(got, one), one.card)(x)
+    after = shifted.predictor(got, shifted.init_client(got, one), one.card)(x)
+    counts = torch.bincount(one.train.y, minlength=before.shape[1]).float() + 1
+    added = (after - before)[0]
+    torch.testing.assert_close(after - before, added.expand_as(before), rtol=0, atol=1e-5)
+    torch.testing.assert_close(added, counts.log() - counts.log().mean(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,16 @@ from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.local import loop
-from pfedgate.personal import Personal, Setting, fresh_gate, plan_tiles, predicting, wire_tiles, workspace
+from pfedgate.personal import (
+    Personal,
+    Setting,
+    fresh_gate,
+    plan_tiles,
+    predicting,
+    start_at_labels,
+    wire_tiles,
+    workspace,
+)
 from pfedgate.tensors import flat, inside, pick, under, unflat, weighted_mean
 from pfedgate.tiles import BLOCKS, VALUES, Tiles, cap_upload, fault_in_tiles, merge_tiles, pack_tiles, unpack_tiles
 from pfedgate.types import CPU, Card, Local, Round, State, Update
@@ -44,7 +53,13 @@ class PFedGate(Algorithm):
     straight_through: str = "full"
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
-    shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
+    # A private additive value per class, from the gate: "learned" starts at 0, "labels" at the logarithm of how often
+    # the client has each class, so that the shared model need not learn what only the client's labels say.
+    shift: Literal["none", "learned", "labels"] = "none"
+    pre_norm: bool = True  # this and the next three: switches of the gate, see GateConfig
+    post_norm: Literal["blocks", "batch", "none"] = "blocks"
+    activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
+    weight_range: float = 1.0
     predict: str = "batch"  # the gate decides for a batch, or once per client ("client", from its training data)
     common_init: bool = True  # all gates start alike, so that masks agree at first and differ by what they learn
     gate_ones: bool = False  # gates start at M = 1 exactly
@@ -65,7 +80,10 @@ class PFedGate(Algorithm):
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate."""
         path = ("gate",) if self.common_init else ("gate", local.card.id)
-        return under("gate/", fresh_gate(self._workspace(local.device), local.round.seed, *path))
+        gate = fresh_gate(self._workspace(local.device), local.round.seed, *path)
+        if self.shift == "labels":
+            start_at_labels(gate, local.train.y, self._workspace(local.device).gated.gate.classes)
+        return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
@@ -163,7 +181,8 @@ class PFedGate(Algorithm):
     def _setting(self) -> Setting:
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
-        gate = GateConfig(shift=self.shift, init="ones" if self.gate_ones else "random")
+        gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift != "none",
+                          init="ones" if self.gate_ones else "random")  # fmt: skip
         if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
         elif self.variant is not None:
