@@ -98,7 +98,7 @@ def test_the_environment_is_noted_at_every_start(finished: tuple[Any, runfolder.
     resume(found.path)
     assert len(found.environments) == before + 1
     told = found.environments[-1]
-    assert told["packages"]["torch"] == torch.__version__
+    assert told["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # a wheel may not tell its build
     assert told["machine"]["cores"] >= 1
     assert (found.path / "metrics.jsonl").read_bytes() == metrics
 
