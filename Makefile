@@ -41,7 +41,8 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy --strict
 
-unit: $(VENV)/.installed
+# Flower too: a deployed run with TLS and keys, and one with a node that is killed, are part of CI.
+unit: $(VENV)/.extra-flower
 	$(PY) -m pytest -n $(JOBS) --timeout 300 -q
 
 test-slow: $(VENV)/.installed
