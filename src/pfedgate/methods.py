@@ -77,14 +77,14 @@ class Method:
     cost: Cost | None = None
 
 
-def methods(*, measure: bool = True) -> list[Method]:
-    """All algorithms, sorted by name; `measure=False` leaves their costs out, which take seconds.
+def methods(names: Sequence[str] | None = None, *, measure: bool = True) -> list[Method]:
+    """All algorithms, sorted by name, or these; `measure=False` leaves their costs out, which take seconds.
 
     >>> ditto = next(method for method in methods(measure=False) if method.name == "ditto")
     >>> ditto.keeps, ditto.options["lam"].default, ditto.grid["lam"]
     ('a whole model of its own', 0.1, (0.05, 0.1, 0.5, 0.8))
     """
-    return [_method(name, measured(name) if measure else None) for name in algorithms.names()]
+    return [_method(name, measured(name) if measure else None) for name in names or algorithms.names()]
 
 
 def _method(name: str, cost: Cost | None) -> Method:
@@ -131,10 +131,11 @@ def _last_round(name: str) -> dict[str, Any]:
 
 def rows(found: Sequence[Method]) -> list[tuple[str, ...]]:
     """Lines of a table whose columns are `COLUMNS`."""
-    return [(m.name, m.shares, m.keeps, *_cells(m.cost), ", ".join(m.options) or "-", m.paper) for m in found]
+    return [(m.name, m.shares, m.keeps, *cells(m.cost), ", ".join(m.options) or "-", m.paper) for m in found]
 
 
-def _cells(cost: Cost | None) -> tuple[str, ...]:
+def cells(cost: Cost | None) -> tuple[str, ...]:
+    """Down, up and compute as text."""
     if cost is None:
         return ("-",) * 3
     return tuple("0" if not v else f"×{v:.2f}" if v >= 0.1 else f"×{v:.2g}" for v in dataclasses.astuple(cost))
@@ -144,7 +145,7 @@ def markdown(found: Sequence[Method]) -> str:
     """A page: a table of all, then a section for each."""
     lines = HEAD.splitlines()
     for m in found:
-        lines.append(f"| [{m.name}](#{m.name}) | {m.shares} | {m.keeps} | {' | '.join(_cells(m.cost))} |")
+        lines.append(f"| [{m.name}](#{m.name}) | {m.shares} | {m.keeps} | {' | '.join(cells(m.cost))} |")
     for m in found:
         lines += ["", f"## {m.name}", "", m.about]
         if m.options:
