@@ -57,10 +57,9 @@ def options_of(section: str, name: str = "") -> dict[str, Option]:
 
 @lru_cache(maxsize=64)
 def _of_model(name: str) -> dict[str, Option]:
-    found = next((info.options for info in models.describe() if info.name == name), None)
-    if found is None:
+    if name not in models.names():
         raise RecipeError(f"[model] {unknown('model', name, [*models.names(), 'auto'])}")
-    return {key: Option(key, _type(value), value) for key, value in found.items()}
+    return {key: Option(key, _type(value), value) for key, value in models.options(name).items()}
 
 
 def _type(default: Any) -> Any:

@@ -9,6 +9,6 @@ Nothing here is special to pfedgate: `pfedgate.gate` wraps these exactly as it w
 torch.Size([3, 10])
 """
 
-from pfedgate.models.registry import ModelInfo, build, describe, example, names
+from pfedgate.models.registry import ModelInfo, build, describe, example, names, options
 
-__all__ = ["ModelInfo", "build", "describe", "example", "names"]
+__all__ = ["ModelInfo", "build", "describe", "example", "names", "options"]

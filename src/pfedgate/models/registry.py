@@ -83,6 +83,15 @@ def build(name: str, input_shape: Shape | None = None, classes: int | None = Non
         raise ValueError(f"model {name!r}: {error}") from None
 
 
+def options(name: str) -> dict[str, object]:
+    """What build() accepts for this model beyond the shape, with the defaults; nothing is built for it.
+
+    >>> options("cnn_femnist")
+    {'width': 1.0}
+    """
+    return _options(_entry(name))
+
+
 def describe() -> tuple[ModelInfo, ...]:
     """All models with their parameter counts, counted on torch's meta device (no memory, no random numbers).
 
