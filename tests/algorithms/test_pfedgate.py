@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,11 +44,13 @@ def local(federation: data.Federation, client: int = 0, budget: float = 0.5, see
     return Local(Card(name, train.n, budget), train, val, Round(seed=seed), prepare=federation.prepare)
 
 
-@pytest.mark.parametrize("clip", [None, 10.0, 0.05])
+@pytest.mark.parametrize(
+    "changes", [{"clip": None}, {"clip": 10.0}, {"clip": 0.05}, {"persist_momentum": True}], ids=str
+)
 def test_gates_of_one_at_full_budget_are_fedavg_bit_for_bit(
-    task: Task, federation: data.Federation, clip: float | None
+    task: Task, federation: data.Federation, changes: dict[str, Any]
 ) -> None:
-    task = replace(task, optim=replace(task.optim, clip=clip))
+    task = replace(task, optim=replace(task.optim, **changes))
     options = engine.Options(rounds=3, sample=0.5, budget=1.0)
     plain = engine.run(algorithms.build("fedavg", task), federation, options)
     gated = engine.run(make(task, gate_lr=0.0, gate_ones=True), federation, options)

@@ -201,3 +201,24 @@ def test_unknown_names() -> None:
     sample = pfedgate.gate(nn.Linear(4, 3), torch.zeros(2, 4), 1.0, split="flat", gate=gate)
     with pytest.raises(ValueError, match="train with scope 'batch'"):
         sample.optimizer(lr=0.1)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_memory_and_recall_go_on_where_the_other_stopped(kind: str) -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5, gate={"max_share": 9.0, "pool": 1})
+
+    def run(turns: range, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        optimizer = gated.optimizer(kind.split()[0], lr=0.01, gate_lr=0.01, **OPTIONS[kind])
+        optimizer.recall(memory)
+        for turn in turns:
+            step(gated, optimizer, x + 0.1 * turn)
+        return optimizer.memory()
+
+    start = {key: value.clone() for key, value in gated.state_dict().items()}
+    run(range(4), {})
+    whole = {key: value.clone() for key, value in gated.state_dict().items()}
+    gated.load_state_dict(start)
+    run(range(2, 4), run(range(2), {}))
+    for key, value in gated.state_dict().items():
+        assert torch.equal(value, whole[key]), key

@@ -90,6 +90,7 @@ class PFedGate(Algorithm):
         personal = self._load(got, private, local)
         optim, factor = self.task.optim, local.round.factor
         stepper = personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
+        stepper.recall(inside("optim/", private))
         joint = "bi_level" not in (self._setting.deviations or ())
         if not joint:
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
@@ -98,9 +99,10 @@ class PFedGate(Algorithm):
         packed, residual = self._pack(got, private, personal, personal.live_tiles(stepper))
         q = float(self._tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
+        kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**under("gate/", personal.gate_state()), **residual},
+            {**under("gate/", personal.gate_state()), **residual, **under("optim/", kept)},
         )
 
     def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:

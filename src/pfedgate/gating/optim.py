@@ -8,7 +8,7 @@ the live part costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -107,6 +107,26 @@ class LiveOptimizer:
         if self.clip is not None:
             _clip([p.grad for p in self.gated.parameters_private() if p.grad is not None], self.clip)
         self.gate_optimizer.step()
+
+    def memory(self) -> dict[str, Tensor]:
+        """All buffers, of theta and of the gate, to go on with later (`recall`)."""
+        own = {f"gate/{i}/{kind}": value for i, slots in self._gate_slots() for kind, value in slots.items()}
+        return {name: value.clone() for name, value in {**self.state, **own}.items()}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Start with buffers that an optimiser like this one left behind."""
+        for name, value in memory.items():
+            if name.startswith("gate/"):
+                _, index, kind = name.split("/")
+                parameter = self.gate_optimizer.param_groups[0]["params"][int(index)]
+                self.gate_optimizer.state[parameter][kind] = value.clone()
+            else:
+                self.state[name] = value.clone()
+
+    def _gate_slots(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        for index, parameter in enumerate(self.gate_optimizer.param_groups[0]["params"]):
+            found = self.gate_optimizer.state.get(parameter, {})
+            yield index, {kind: value for kind, value in found.items() if isinstance(value, Tensor)}
 
     def _leaves(self, live: Live) -> dict[str, Tensor]:
         """Live entries with their gradients; after masked execution cut out of the full gradients."""
