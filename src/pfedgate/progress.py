@@ -32,18 +32,7 @@ class Progress:
         self._pace = Pace()
         self._said = time.monotonic()
         self._score = ""
-        self._bar: rich.progress.Progress | None = None
-        self._task = rich.progress.TaskID(0)
-        if self.console.is_terminal:
-            self._bar = rich.progress.Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("[bold]{task.fields[score]}"),
-                TimeElapsedColumn(),
-                _Left(self._pace),
-                console=self.console,
-            )
+        self._bar, self._task = _bar(self.console, self._pace), rich.progress.TaskID(0)
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -94,6 +83,61 @@ class Progress:
         self.console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
+class Steps:
+    """The same for anything done one by one: trials of a search, cells of a study."""
+
+    def __init__(self, title: str, what: str, console: Console | None = None) -> None:
+        self.title, self.what = title, what
+        self.console = Console(stderr=True) if console is None else console
+        self._pace: Pace | None = None
+        self._bar, self._task = _bar(self.console, self), rich.progress.TaskID(0)
+
+    def __enter__(self) -> Steps:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(escape(self.title), total=None, score="")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def left(self) -> float | None:
+        """Seconds until the end, None before the first step of this session."""
+        return None if self._pace is None else self._pace.left()
+
+    def at(self, done: int, of: int, told: str = "") -> None:
+        """So many are done, and this is worth saying; the first call says where it starts."""
+        if self._pace is None:
+            self._pace = Pace()
+            self._pace.start(done, of)
+        else:
+            self._pace.done(done)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=of, score=escape(told))
+            return
+        parts = [f"{self.what} {done}/{of}", *([told] if told else [])]
+        if done < of and self.left() is not None:
+            parts.append(f"{clock(self.left())} left")
+        text = f"{self.title}: {', '.join(parts)}"
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _bar(console: Console, pace: Pace | Steps) -> rich.progress.Progress | None:
+    """A bar, where there is a terminal."""
+    if not console.is_terminal:
+        return None
+    return rich.progress.Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("[bold]{task.fields[score]}"),
+        TimeElapsedColumn(),
+        _Left(pace),
+        console=console,
+    )
+
+
 class Pace:
     """Time left, from the rounds of this session."""
 
@@ -121,7 +165,7 @@ class Pace:
 
 class _Left(ProgressColumn):
     # rich's own column forgets speeds after half a minute, which is less than one round of a large model.
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace | Steps) -> None:
         super().__init__()
         self._pace = pace
 

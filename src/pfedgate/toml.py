@@ -51,6 +51,22 @@ def value(text: str) -> Any:
         return text
 
 
+def split(text: str) -> list[str]:
+    """Parts between commas, except those within brackets.
+
+    >>> split("gate_lr=0.5,clients.budget=[1, 0.5]")
+    ['gate_lr=0.5', 'clients.budget=[1, 0.5]']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
 def dump(item: Any) -> str:
     """One value as TOML.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pfedgate import config, experiment, runfolder, trackers
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
+from pfedgate.cli.layers import label, of_method, over
 from pfedgate.cli.outcome import learnt, table, where
 from pfedgate.config import Recipe, RecipeError
 from pfedgate.progress import Progress
@@ -38,7 +39,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train one method on one data set, as a recipe says."""
-    chosen = config.resolve(recipe, *_over(set, data_dir))
+    chosen = config.resolve(recipe, *over(set, data_dir))
     if show:
         out().print(chosen.toml(), markup=False, highlight=False, soft_wrap=True, end="")
         return
@@ -91,8 +92,8 @@ def compare(
     names = [name for name in methods if not name.endswith(".toml")]
     if not names:
         raise RecipeError("name the methods to compare, such as: pfedgate compare pfedgate fedavg")
-    base, over = (recipes[0] if recipes else None), _over(set, data_dir)
-    plans = {_label(name): _method(base, over, name) for name in names}
+    base, layers = (recipes[0] if recipes else None), over(set, data_dir)
+    plans = {label(name): of_method(base, layers, name) for name in names}
     if len(plans) < len(names):
         raise RecipeError(f"the same method twice in {' '.join(names)}")
     first = next(iter(plans.values()))
@@ -103,46 +104,6 @@ def compare(
     _report(runs, folder)
     if report:
         _write_report([folder], folder)
-
-
-def _over(given: Sequence[str] | None, data_dir: Path | None) -> list[Mapping[str, Any]]:
-    layers = [config.settings(given or [])]
-    return [{"data": {"data_dir": str(data_dir)}}, *layers] if data_dir else layers
-
-
-def _method(recipe: str | None, over: Sequence[Mapping[str, Any]], method: str) -> Recipe:
-    """The recipe for one method of a comparison; `name:key=value,section.key=value` sets what is its own."""
-    name, _, own = method.partition(":")
-    settings = [text for text in _split(own) if text]
-    return config.resolve(recipe, {"algorithm": name}, *over, config.settings(settings, section="algorithm"))
-
-
-def _split(text: str) -> list[str]:
-    """Parts between commas, except those within brackets.
-
-    >>> _split("gate_lr=0.5,clients.budget=[1, 0.5]")
-    ['gate_lr=0.5', 'clients.budget=[1, 0.5]']
-    """
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
-def _label(method: str) -> str:
-    """A method as the name of a folder.
-
-    >>> _label("pfedgate:clients.budget=0.3")
-    'pfedgate-budget=0.3'
-    """
-    name, _, own = method.partition(":")
-    told = [text.rpartition("=") for text in _split(own) if text]
-    parts = [name, *(f"{key.rpartition('.')[2]}={value}" for key, _, value in told)]
-    return "-".join("".join(c if c.isalnum() or c in "._=" else "_" for c in part) for part in parts)
 
 
 def _title(recipe: Recipe) -> str:

@@ -1,0 +1,333 @@
+"""One search: trials of one method, each a whole run scored on validation data only.
+
+What is tried next comes from optuna, from the trials on file: every draw is seeded by (seed, method, trial), and a
+study in memory is made anew from trials.jsonl. So there is one truth, a killed search goes on where it was, and with
+one worker it ends with the same trials as without the interruption.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedgate import experiment, jobs, seeds
+from pfedgate.config import Recipe, resolve
+from pfedgate.environment import environment
+from pfedgate.metrics import Record
+from pfedgate.names import unknown
+from pfedgate.store import write_atomically
+from pfedgate.tune import space as spaces
+from pfedgate.tune.space import Choices, Point, Space
+
+SEARCHES = ("tpe", "random", "grid")
+COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
+STARTUP = 4  # trials before what they showed guides the next ones, or ends one early
+WARMUP = 0.25  # share of the rounds in which no trial is ended: some start slowly
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point tried. `value`: the best accuracy on validation data over the rounds that were scored."""
+
+    trial: int
+    params: dict[str, Any]
+    state: str
+    value: float | None = None
+    best_round: int | None = None
+    seconds: float = 0.0
+    curve: tuple[tuple[int, float], ...] = ()  # (round, validation accuracy)
+    error: str = ""
+    point: Point = field(default_factory=dict)  # params as places in the space
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is searched and how."""
+
+    label: str  # the method, and what it was given beside its name
+    recipe: Recipe  # of every trial, before its own settings
+    space: Space
+    search: str = "tpe"
+    prune: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.search not in SEARCHES:
+            raise ValueError(unknown("search", self.search, SEARCHES))
+
+    def trial_recipe(self, params: dict[str, Any]) -> Recipe:
+        """The recipe of one trial."""
+        return resolve(self.recipe.tables(), spaces.settings_of(params))
+
+    def told(self) -> dict[str, Any]:
+        """All that results depend on, as plain data."""
+        described = {name: str(chosen) for name, chosen in self.space.items()}
+        plain = {"label": self.label, "search": self.search, "prune": self.prune, "seed": self.seed}
+        return {**plain, "space": described, "recipe": json.loads(json.dumps(self.recipe.tables()))}
+
+
+def base(recipe: Recipe, rounds: int | None = None) -> Recipe:
+    """A recipe as trials run it: scored often enough to be judged on the way, one process each, nothing kept."""
+    rounds = recipe.train.rounds if rounds is None else rounds
+    return replace(
+        recipe,
+        train=replace(recipe.train, rounds=rounds),
+        evaluate=replace(
+            recipe.evaluate,
+            every=min(recipe.evaluate.every or rounds, max(1, rounds // 5)),
+            points=("after_broadcast",),
+            novel=False,
+        ),
+        run=replace(recipe.run, workers=1, keep_best=False),
+    )
+
+
+class _Enough(Exception):
+    """Raised in a trial that is ended early."""
+
+
+def work(job: jobs.Job, tell: jobs.Tell, *, data: Any = None, model: Any = None) -> Record:
+    """One trial: a run whose validation accuracy is told round by round; the answer says whether to stop."""
+    curve: list[tuple[int, float]] = []
+
+    def hear(event: Record) -> None:
+        value = event.get("after_broadcast", {}).get("val_accuracy")
+        if event["event"] == "round" and value is not None:
+            curve.append((event["round"], value))
+            if tell([event["round"], value]):
+                raise _Enough
+
+    began, state = time.perf_counter(), COMPLETE
+    try:
+        experiment.plan(resolve(job["recipe"]), data=data, model=model).run(callbacks=[hear])
+    except _Enough:
+        state = PRUNED
+    if not curve:
+        raise ValueError("nothing was scored on validation data: tuning needs data with a validation part")
+    return {"state": state, "curve": curve, "seconds": time.perf_counter() - began}
+
+
+class Search:
+    """The trials of a plan in a folder; a host of jobs. `trials` may be raised later: then it goes on."""
+
+    def __init__(self, plan: Plan, folder: Path, trials: int, watch: Callable[[Search], None] = lambda _: None) -> None:
+        self.plan, self.folder, self.wanted, self._watch = plan, folder, trials, watch
+        every = spaces.listed(plan.space)
+        self._listed = every
+        if every is not None:
+            self.wanted = min(trials, len(every))
+            if plan.search == "grid" and len(every) > trials:
+                raise ValueError(
+                    f"{plan.label}: the grid has {len(every)} points, more than --trials {trials}: allow more, give "
+                    "fewer values with --param, or search with tpe or random"
+                )
+        elif plan.search == "grid":
+            raise ValueError(f"{plan.label}: a grid needs lists of values, not ranges, and not too many")
+        self.trials = self._open()
+        self.running: dict[int, Any] = {}
+        self._curves: dict[int, list[tuple[int, float]]] = {}
+        self._study = _study(plan, self.trials)
+
+    @property
+    def best(self) -> Trial | None:
+        """The complete trial with the best validation accuracy, the earliest of equals."""
+        done = [trial for trial in self.trials if trial.state == COMPLETE and trial.value is not None]
+        return max(done, key=lambda trial: (trial.value or 0.0, -trial.trial), default=None)
+
+    def run(self, workers: int = 1, *, data: Any = None, model: Any = None) -> None:
+        """All trials that are not on file yet."""
+        self._watch(self)
+        jobs.run(functools.partial(work, data=data, model=model), self, workers=workers)
+
+    # -- as a host of jobs
+    def next(self) -> jobs.Job | None:
+        """A trial whose number is not taken."""
+        taken = {trial.trial for trial in self.trials} | set(self.running)
+        number = next((n for n in range(self.wanted) if n not in taken), None)
+        if number is None:
+            return None
+        point = self._choose(number)
+        if point is None:
+            return None
+        self._curves[number] = []
+        params = spaces.values(self.plan.space, point)
+        return {"trial": number, "point": point, "params": params, "recipe": self.plan.trial_recipe(params).tables()}
+
+    def said(self, job: jobs.Job, message: Any) -> bool:
+        """A score of a running trial; True ends it."""
+        round, value = message
+        self._curves[job["trial"]].append((round, value))
+        asked = self.running[job["trial"]]
+        asked.report(value, round)
+        last = round >= self.plan.recipe.train.rounds
+        return bool(self.plan.prune and not last and asked.should_prune())
+
+    def ended(self, job: jobs.Job, result: Any) -> None:
+        """Keep a trial's outcome. One that failed (a rate too high, say) is an outcome as well."""
+        number = job["trial"]
+        if isinstance(result, jobs.Failed):
+            curve = self._curves[number]
+            state, seconds, error = FAILED, 0.0, result.error
+        else:
+            curve, state = [(r, v) for r, v in result["curve"]], result["state"]
+            seconds, error = result["seconds"], ""
+        value = max((v for _, v in curve), default=None)
+        at = next((r for r, v in curve if v == value), None)
+        trial = Trial(number, job["params"], state, value, at, seconds, tuple(curve), error, job["point"])
+        self.trials.append(trial)
+        with (self.folder / "trials.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(trial))
+        self._study.tell(self.running.pop(number), **_verdict(trial))
+        self._watch(self)
+
+    # -- parts
+    def _choose(self, number: int) -> Point | None:
+        """The point of a trial, as optuna's own trial knows it; None if every point has been tried."""
+        seen = [trial.point for trial in self.trials] + [asked.params for asked in self.running.values()]
+        order = self._order()
+        if self.plan.search == "grid":
+            fixed: Point | None = order[number] if order is not None else None
+        elif number == 0:
+            fixed = spaces.default(self.plan.space, self.plan.recipe)
+        elif self.plan.search == "random":
+            fixed = next((p for p in order if p not in seen), None) if order is not None else self._drawn(number)
+        else:
+            return self._suggested(number, seen, order)
+        return None if fixed is None else self._ask(number, fixed)
+
+    def _order(self) -> list[Point] | None:
+        """All points in the order of a grid, or shuffled."""
+        if self._listed is None or self.plan.search == "grid":
+            return self._listed
+        rng = np.random.default_rng(seeds.key(self.plan.seed, "tune", self.plan.label, "order"))
+        return [self._listed[at] for at in rng.permutation(len(self._listed))]
+
+    def _drawn(self, number: int) -> Point:
+        rng = np.random.default_rng(seeds.key(self.plan.seed, "tune", self.plan.label, number))
+        return {name: chosen.draw(rng) for name, chosen in self.plan.space.items()}
+
+    def _suggested(self, number: int, seen: list[Point], order: list[Point] | None) -> Point | None:
+        """What optuna suggests and nobody has tried: the same run twice would tell nothing."""
+        import optuna
+
+        for attempt in range(10):
+            path = seeds.key(self.plan.seed, "tune", self.plan.label, number, attempt)
+            self._study.sampler = _sampler(path)
+            asked = self._study.ask(_distributions(self.plan.space))
+            if asked.params not in seen:
+                self.running[number] = asked
+                return dict(asked.params)
+            self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
+        fixed = next((p for p in order if p not in seen), None) if order is not None else self._drawn(number)
+        return None if fixed is None else self._ask(number, fixed)
+
+    def _ask(self, number: int, fixed: Point) -> Point:
+        self._study.enqueue_trial(fixed)
+        self.running[number] = self._study.ask(_distributions(self.plan.space))
+        return dict(fixed)
+
+    def _open(self) -> list[Trial]:
+        """The trials on file, of the very same search."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about, log = self.folder / "search.json", self.folder / "trials.jsonl"
+        told = self.plan.told()
+        if about.exists():
+            before = json.loads(about.read_text(encoding="utf-8"))["plan"]
+            changed = _differences(before, told)
+            if changed:
+                raise ValueError(
+                    f"{self.folder} holds a search with other settings ({'; '.join(changed[:3])}): use the same "
+                    "again to go on, or another --out"
+                )
+        else:
+            write_atomically(about, json.dumps({"plan": told, "environment": environment()}, indent=2).encode())
+        if not log.exists():
+            return []
+        lines = log.read_text(encoding="utf-8").split("\n")
+        trials = [_read(line) for line in lines[:-1]]
+        if lines[-1]:  # cut short by a kill: that trial is done again
+            write_atomically(log, "".join(map(_line, trials)).encode())
+        return trials
+
+
+def _differences(before: Any, now: Any, where: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = dict.fromkeys([*before, *now])
+        return [d for n in names for d in _differences(before.get(n), now.get(n), f"{where}.{n}".lstrip("."))]
+    return [] if before == now else [f"{where}: {before} then, {now} now"]
+
+
+def _line(trial: Trial) -> str:
+    return json.dumps(trial.__dict__) + "\n"
+
+
+def _read(line: str) -> Trial:
+    told = json.loads(line)
+    return Trial(**{**told, "curve": tuple((r, v) for r, v in told["curve"])})
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("tuning needs optuna: pip install 'pfedgate[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _sampler(seed: int) -> Any:
+    import optuna
+
+    # constant_liar: a running trial counts as a bad one, so that workers do not all try the same place.
+    return optuna.samplers.TPESampler(seed=seed % 2**32, n_startup_trials=STARTUP, constant_liar=True)
+
+
+def _distributions(space: Space) -> dict[str, Any]:
+    import optuna
+
+    found: dict[str, Any] = {}
+    for name, chosen in space.items():
+        if isinstance(chosen, Choices):
+            last = len(chosen.values) - 1
+            ordered = optuna.distributions.IntDistribution(0, last)
+            plain = optuna.distributions.CategoricalDistribution(range(last + 1))
+            found[name] = ordered if chosen.ordered else plain
+        elif chosen.whole:
+            found[name] = optuna.distributions.IntDistribution(int(chosen.low), int(chosen.high), log=chosen.log)
+        else:
+            found[name] = optuna.distributions.FloatDistribution(chosen.low, chosen.high, log=chosen.log)
+    return found
+
+
+def _study(plan: Plan, trials: list[Trial]) -> Any:
+    """Optuna's view of the trials on file, in the order they ended."""
+    optuna = _optuna()
+    pruner = optuna.pruners.MedianPruner(STARTUP, int(WARMUP * plan.recipe.train.rounds))
+    study = optuna.create_study(direction="maximize", sampler=_sampler(0), pruner=pruner)
+    for trial in trials:
+        told = _verdict(trial)
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=told["state"],
+                value=told["values"],
+                params=trial.point,
+                distributions=_distributions(plan.space),
+                intermediate_values=dict(trial.curve),
+            )
+        )
+    return study
+
+
+def _verdict(trial: Trial) -> dict[str, Any]:
+    import optuna
+
+    states = optuna.trial.TrialState
+    state = {COMPLETE: states.COMPLETE, PRUNED: states.PRUNED, FAILED: states.FAIL}[trial.state]
+    return {"state": state, "values": trial.value if trial.state == COMPLETE else None}

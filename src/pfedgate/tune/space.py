@@ -1,0 +1,198 @@
+"""What a search may try: a list of values or a range for each setting, named as in a recipe (train.lr, algorithm.lam).
+
+Without anything said, a method is searched over the model's learning rate and what its own paper searched
+(`Algorithm.grid`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pfedgate import algorithms, schema, toml
+from pfedgate.catalogue import options_of
+from pfedgate.config import Recipe
+from pfedgate.names import unknown
+from pfedgate.schema import RecipeError
+
+RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # the paper's grid for the model's learning rate
+MOST_POINTS = 20_000  # grids beyond this are drawn from, not listed
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One of these values. Numbers are in order, so that a search can tell near from far."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its values are numbers."""
+        return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
+
+    def nearest(self, value: Any) -> int:
+        """The place of a value, or of the nearest number; the first if nothing is near."""
+        if value in self.values:
+            return self.values.index(value)
+        if not self.ordered or not isinstance(value, (int, float)):
+            return 0
+        return min(range(len(self.values)), key=lambda at: abs(_log(self.values[at]) - _log(value)))
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Any of the places."""
+        return int(rng.integers(len(self.values)))
+
+    def __str__(self) -> str:
+        return ", ".join(map(toml.dump, self.values))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two ends, both included; `log`: by its logarithm; `whole`: without fractions."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def nearest(self, value: Any) -> float:
+        """A value, or the end that is nearer."""
+        inside = min(max(float(value), self.low), self.high) if isinstance(value, (int, float)) else self.low
+        return round(inside) if self.whole else inside
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """A number from the range."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        drawn = float(rng.uniform(low, high))
+        return self.nearest(math.exp(drawn) if self.log else drawn)
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}" + (", logarithmic" if self.log else "")
+
+
+Axis = Choices | Range
+Space = dict[str, Axis]
+# A point as a search handles it: the place in a list, or the number from a range; `values` makes settings of it.
+Point = dict[str, Any]
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf if value < 0 else -1e3
+
+
+def axis(text: str) -> Axis:
+    """What is written for one setting: values with commas, or log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH.
+
+    >>> axis("0.1,0.02"), axis("log:0.01:1")
+    (Choices(values=(0.02, 0.1)), Range(low=0.01, high=1.0, log=True, whole=False))
+    """
+    kind, colon, ends = text.partition(":")
+    if colon and kind in ("log", "lin", "int"):
+        try:
+            low, high = (float(end) for end in ends.split(":"))
+        except ValueError:
+            raise RecipeError(f"{text!r}: a range is written {kind}:LOW:HIGH, such as log:0.01:1") from None
+        if low >= high or (kind == "log" and low <= 0):
+            raise RecipeError(f"{text!r}: a range goes from low to high" + (", both above 0" if kind == "log" else ""))
+        return Range(low, high, kind == "log", kind == "int")
+    return choices([toml.value(part) for part in toml.split(text)])
+
+
+def choices(values: Sequence[Any]) -> Choices:
+    """Values without repeats, numbers in order."""
+    found = Choices(tuple(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in values)))
+    if not found.values:
+        raise RecipeError("nothing to choose from: give at least one value")
+    return Choices(tuple(sorted(found.values))) if found.ordered else found
+
+
+def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None) -> Space:
+    """The space for the method of a recipe: the usual one, `params` over it.
+
+    Settings of [algorithm] that another method has are left out here; `checked` sees to it that some method has them.
+
+    >>> from pfedgate.config import resolve
+    >>> {name: str(values) for name, values in space_of(resolve({"algorithm": "ditto"})).items()}
+    {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.lam': '0.05, 0.1, 0.5, 0.8'}
+    """
+    method = recipe.algorithm.name
+    found: Space = {"train.lr": choices(RATES)}
+    found |= {
+        f"algorithm.{name}": choices(tried) for name, tried in algorithms.get(method).grid.items() if len(tried) > 1
+    }
+    for name, chosen in (params or {}).items():
+        section, _, key = name.partition(".")
+        if section != "algorithm" or key in options_of("algorithm", method):
+            found[name] = chosen
+    return found
+
+
+def checked(params: Mapping[str, Axis], recipes: Sequence[Recipe]) -> None:
+    """An error unless every setting exists, for at least one of the methods, and takes these values."""
+    for name, chosen in params.items():
+        section, _, key = name.partition(".")
+        known: dict[str, schema.Option] = {}
+        for recipe in recipes:
+            kind = recipe.algorithm.name if section == "algorithm" else recipe.model.name
+            known |= options_of(section, recipe.data.name if section == "data" else kind)
+        if key not in known:
+            raise RecipeError(f"--param {name}: {unknown('key', key, known)}")
+        tried = chosen.values if isinstance(chosen, Choices) else (chosen.low, chosen.high)
+        for value in tried:
+            whole = isinstance(chosen, Range) and chosen.whole
+            schema.convert(int(value) if whole else value, known[key].type, name)
+
+
+def values(space: Space, point: Point) -> dict[str, Any]:
+    """The settings of a point, by name.
+
+    >>> values({"train.lr": Choices((0.1, 0.5)), "train.batch": Choices((8,))}, {"train.lr": 1, "train.batch": 0})
+    {'train.lr': 0.5, 'train.batch': 8}
+    """
+    found = {}
+    for name, chosen in space.items():
+        at = point[name]
+        # Three digits of a number from a range: more would only be harder to read and to write down.
+        found[name] = chosen.values[at] if isinstance(chosen, Choices) else at if chosen.whole else float(f"{at:.3g}")
+    return found
+
+
+def default(space: Space, recipe: Recipe) -> Point:
+    """The point nearest to what a recipe says."""
+    tables = recipe.tables()
+    found = {}
+    for name, chosen in space.items():
+        section, _, key = name.partition(".")
+        found[name] = chosen.nearest(tables[section].get(key))
+    return found
+
+
+def count(space: Space) -> float:
+    """How many points there are."""
+    return math.prod(len(a.values) if isinstance(a, Choices) else math.inf for a in space.values())
+
+
+def listed(space: Space) -> list[Point] | None:
+    """All points, the last setting changing first; None if there are too many, or a range among them."""
+    if count(space) > MOST_POINTS:
+        return None
+    places = [range(len(a.values)) for a in space.values() if isinstance(a, Choices)]
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*places)]
+
+
+def settings_of(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings as a layer of a recipe.
+
+    >>> settings_of({"train.lr": 0.1, "algorithm.lam": 1})
+    {'train': {'lr': 0.1}, 'algorithm': {'lam': 1}}
+    """
+    layer: dict[str, dict[str, Any]] = {}
+    for name, value in found.items():
+        section, _, key = name.partition(".")
+        layer.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
+    return layer
