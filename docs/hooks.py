@@ -1,0 +1,91 @@
+"""For the site only: the pages of commands and of recipes are written from the code and cannot be out of date.
+
+`{{ commands }}` and `{{ recipes }}` in a page are replaced when the site is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # a build need not install the package
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    for name, make in (("commands", commands), ("recipes", recipes)):
+        if f"{{{{ {name} }}}}" in markdown:
+            markdown = markdown.replace(f"{{{{ {name} }}}}", make())
+    return markdown
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    import typer
+
+    from pfedgate.cli import app
+
+    return "\n\n".join(_command(path, found) for path, found in _walk("pfedgate", typer.main.get_command(app)))
+
+
+def _walk(path: str, found: Any) -> Iterator[tuple[str, Any]]:
+    below = getattr(found, "commands", None)
+    if below is None:
+        yield path, found
+        return
+    for name, child in below.items():
+        yield from _walk(f"{path} {name}", child)
+
+
+def _command(path: str, found: Any) -> str:
+    rows = []
+    for option in found.params:
+        if option.name in ("help", "debug"):
+            continue
+        name = option.metavar or option.name.upper()
+        if option.opts[0].startswith("-"):
+            name = " / ".join([option.opts[0], *option.secondary_opts[:1]])
+            name = name if option.is_flag else f"{name} {option.metavar or '…'}"
+        set_to = "" if option.default in (None, False) else f" Default: {option.default}."
+        rows.append(f"| <code>{_cell(name)}</code> | {_cell((option.help or '') + set_to)} |")
+    table = "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
+    return f"## {path}\n\n{_plain(inspect.cleandoc(found.help or ''))}\n\n{table}"
+
+
+def recipes() -> str:
+    """Every section with its keys, defaults and reasons."""
+    from pfedgate import catalogue, toml
+
+    parts = []
+    for section in catalogue.SECTIONS:
+        named = section in catalogue.NAMED
+        example = {"data": "digits", "model": "mlp", "algorithm": "pfedgate"}.get(section, "")
+        rows = [
+            f"| `{key}` | <code>{_cell(_default(option.default, toml))}</code> | {_cell(option.why)} |"
+            for key, option in catalogue.options_of(section, example).items()
+        ]
+        told = f"`name`, and the options of what it names. Those of `{example}`:" if named else ""
+        parts.append("\n".join([f"## [{section}]", "", told, "", "| key | default | why |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _default(value: Any, toml: Any) -> str:
+    if value is None or value is dataclasses.MISSING:
+        return "none"
+    try:
+        return str(toml.dump(value))
+    except (TypeError, ValueError):
+        return "required"
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "&#124;").replace("\n", " ")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\[/?(bold|dim|italic)\]", "", text)

@@ -1,0 +1,91 @@
+"""What the documentation shows runs, what it links to exists, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.pages import PAGES, ROOT, blocks, command, run, targets
+
+KNOWN = {"python", "sh", "toml", "text"}
+WITH_COMMANDS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "index.md"]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(page, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    fences = len(re.findall(r"^ *```", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert fences == 2 * len(blocks(page)), "a fence that the tests do not see"
+    assert not [str(block) for block in blocks(page) if block.language not in KNOWN and not block.reason]
+
+
+def test_the_readme_example_keeps_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = run(ROOT / "README.md", tmp_path, monkeypatch)
+    assert 0 < float(re.search(r"^0\.\d+$", printed, re.MULTILINE)[0]) <= 0.3  # type: ignore[index]
+
+
+def test_a_broken_block_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "page.md"
+    monkeypatch.setattr("tests.pages.ROOT", tmp_path)
+    (tmp_path / "w").mkdir()
+    for text in ("```python\n1 / 0\n```\n", "```sh\npfedgate run --set train.lrr=1\n```\n", "```toml\n[trian]\n```\n"):
+        broken.write_text(text, encoding="utf-8")
+        with pytest.raises(AssertionError, match=r"page\.md:1"):
+            run(broken, tmp_path / "w", monkeypatch)
+
+
+def test_unknown_commands_and_targets_are_noticed() -> None:
+    with pytest.raises(ValueError, match="not run"):
+        command(["curl", "https://example.org"])
+    for wrong in (["make", "coffee"], ["pip", "install", "pfedgate[no-such-extra]"]):
+        with pytest.raises(AssertionError):
+            command(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_and_pictures_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)\)|(?:src|href)=\"([^\"#]+)\"", page.read_text(encoding="utf-8"))
+    local = [link for pair in links for link in pair if link and "://" not in link]
+    assert not [link for link in local if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
+def test_make_targets_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    code = [block.body for block in blocks(page)] + re.findall(r"`([^`\n]+)`", text)
+    named = set(re.findall(r"\bmake ([a-z-]+)(?=\s|`|$)", "\n".join(code)))
+    assert named
+    assert named <= targets()
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs the extra docs, which dev has")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (built.returncode, built.stderr.strip()) == (0, "")
+    pages = {page.relative_to(ROOT / "docs").with_suffix("") for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    missing = [
+        p for p in pages if not (tmp_path / "site" / (p.parent if p.name == "index" else p) / "index.html").exists()
+    ]
+    assert not missing
+    reference = (tmp_path / "site" / "reference" / "gating" / "index.html").read_text(encoding="utf-8")
+    assert "pfedgate.gate" in reference
