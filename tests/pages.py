@@ -79,7 +79,7 @@ def elsewhere(folder: Path) -> Iterator[None]:
     for name in ("recipes", "examples", "pyproject.toml"):
         if (ROOT / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    before, path = Path.cwd(), list(sys.path)
+    before, path, environment = Path.cwd(), list(sys.path), dict(os.environ)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     try:
@@ -87,6 +87,8 @@ def elsewhere(folder: Path) -> Iterator[None]:
     finally:
         os.chdir(before)
         sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
