@@ -48,6 +48,13 @@ class Tiles:
         """Length of the vector."""
         return int(self.order.shape[0])
 
+    @property
+    def owner(self) -> Tensor:
+        """The tile of every position."""
+        owner = torch.empty(self.length, dtype=torch.int64)
+        owner[self.order] = torch.repeat_interleave(torch.arange(self.count), self.sizes, output_size=self.length)
+        return owner
+
     def positions(self, ids: Tensor) -> Tensor:
         """Positions in the vector of these tiles, one after the other."""
         ids = ids.long()

@@ -82,7 +82,7 @@ def test_what_was_never_live_does_not_move_and_is_not_sent(
 def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> None:
     algorithm = make(task)
     server = algorithm.init_server(0)
-    tiles, names = algorithm._tiles, algorithm._workspace().names
+    tiles, names = algorithm.tiles, algorithm._workspace().names
     vector = flat(pick(server, names))
 
     def update(ids: list[int], value: float, weight: float) -> Update:
@@ -132,7 +132,7 @@ def test_upload_cap_is_hard_and_the_rest_is_kept(task: Task, federation: data.Fe
     spent = 4 * len(update.shared[BLOCKS]) + update.shared[VALUES].numel() * (2 if half else 4)
     assert spent <= 0.2 * 4 * size
     residual = private["residual"]
-    sent = algorithm._tiles.positions(update.shared[BLOCKS])
+    sent = algorithm.tiles.positions(update.shared[BLOCKS])
     assert torch.count_nonzero(residual[sent]) == 0
     assert torch.count_nonzero(residual) > 0
     difference = algorithm._workspace().vector() - flat(pick(got, algorithm._workspace().names))

@@ -61,7 +61,7 @@ def test_upload_is_dense_d24_and_only_then() -> None:
     for changes, dense in (((), True), (("-D24",), False)):
         algorithm = make(*changes)
         _, _, update, _ = trained(algorithm)
-        assert (len(update.shared[BLOCKS]) == algorithm._tiles.count) == dense
+        assert (len(update.shared[BLOCKS]) == algorithm.tiles.count) == dense
         assert (update.metrics["q"] == 1) == dense
 
 

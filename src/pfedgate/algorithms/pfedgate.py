@@ -11,14 +11,12 @@ blocks, division by the live share of inputs; as published, the gate does not tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
 from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
@@ -28,20 +26,20 @@ from pfedgate.personal import (
     Personal,
     Setting,
     fresh_gate,
-    plan_tiles,
     predicting,
     start_at_labels,
     wire_tiles,
     workspace,
 )
-from pfedgate.tensors import flat, inside, pick, under, unflat, weighted_mean
-from pfedgate.tiles import BLOCKS, VALUES, Tiles, cap_upload, fault_in_tiles, merge_tiles, pack_tiles, unpack_tiles
-from pfedgate.types import CPU, Card, Local, Round, State, Update
+from pfedgate.sparse import SendsTiles
+from pfedgate.tensors import inside, under
+from pfedgate.tiles import BLOCKS, Tiles
+from pfedgate.types import CPU, Card, Local, State, Update
 
 
 @register("pfedgate")
 @dataclass(frozen=True)
-class PFedGate(Algorithm):
+class PFedGate(SendsTiles):
     """Sparse personal models from a private gate."""
 
     gate_lr: float = 0.1  # eta of the paper; the model's own rate is the task's (eta_g)
@@ -63,8 +61,6 @@ class PFedGate(Algorithm):
     predict: str = "batch"  # the gate decides for a batch, or once per client ("client", from its training data)
     common_init: bool = True  # all gates start alike, so that masks agree at first and differ by what they learn
     gate_ones: bool = False  # gates start at M = 1 exactly
-    upload: float | None = None  # hard cap on the upload, as a share of the dense one; the rest is sent later
-    half: bool = False  # send float16 differences
     adapt_epochs: int = 1  # of the gate alone, for a novel client
 
     paper: ClassVar[str] = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
@@ -96,41 +92,14 @@ class PFedGate(Algorithm):
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
         loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch))
-        packed, residual = self._pack(got, private, personal, personal.live_tiles(stepper))
-        q = float(self._tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
+        packed, residual = self.pack(got, personal.vector(), personal.live_tiles(stepper), private)
+        q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
         kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
             {**under("gate/", personal.gate_state()), **residual, **under("optim/", kept)},
         )
-
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
-        """Each tile: the mean over the clients that sent it, weights renormalised; an unsent one is unchanged."""
-        names = self._workspace().names
-        others: list[tuple[Card, Update]] = []
-
-        def packed() -> Iterator[tuple[float, State]]:
-            for card, update in updates:
-                others.append((card, Update(_rest(update), update.weight)))
-                yield update.weight, update.shared
-
-        vector = flat(pick(server, names))
-        merged = merge_tiles(vector, packed(), self._tiles, delta=self._differences, total=round.total)
-        buffers = {name: value for name, value in server.items() if name not in set(names)}
-        if buffers:
-            buffers = weighted_mean(buffers, others, total=round.total)
-        return {**unflat(merged, [(name, server[name].shape) for name in names]), **buffers}
-
-    def landed(self, got: State, update: Update) -> State:
-        """The client's copy after training: what it sent, in its places."""
-        names = self._workspace().names
-        vector = flat(pick(got, names)).cpu()
-        if self._differences:
-            vector = vector + unpack_tiles(update.shared, self._tiles, torch.zeros_like(vector))
-        else:
-            vector = unpack_tiles(update.shared, self._tiles, vector)
-        return {**got, **unflat(vector, [(name, got[name].shape) for name in names]), **_rest(update)}
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client trains its gate; the model stays as it is."""
@@ -174,11 +143,17 @@ class PFedGate(Algorithm):
             "density": chosen.density,
         }
 
-    def check(self, got: State, update: Update) -> str | None:
-        """Block ids in range and unique, as many values as they need; buffers as sent."""
-        return fault_in_tiles(update.shared, self._tiles) or super().check(got, Update(_rest(update), update.weight))
-
     # -- parts
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's parameters, in the order of the plan."""
+        return self._workspace().names
+
+    @property
+    def tiles(self) -> Tiles:
+        """What a block of units writes, cut by what it reads."""
+        return wire_tiles(self._workspace().gated.plan)
+
     @property
     def _setting(self) -> Setting:
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
@@ -191,17 +166,8 @@ class PFedGate(Algorithm):
             return Setting(gate, deviations=deviations(self.variant, self.deviations))
         return Setting(gate, tuple(sorted(options.items())))
 
-    @property
-    def _differences(self) -> bool:
-        """Whether updates carry differences instead of values: what is left behind must add up later."""
-        return self.upload is not None or self.half
-
     def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
         return workspace(self.task, setting or self._setting, device)
-
-    @property
-    def _tiles(self) -> Tiles:
-        return wire_tiles(self._workspace().gated.plan)
 
     def _budget(self, card: Card) -> Budget:
         plan, value = self._workspace().gated.plan, card.budget
@@ -213,26 +179,3 @@ class PFedGate(Algorithm):
         personal = self._workspace(local.device)
         personal.load(got, inside("gate/", private), self._budget(local.card))
         return personal
-
-    def _pack(self, got: State, private: State, personal: Personal, ids: Tensor) -> tuple[State, State]:
-        """What to upload and, with a cap, what stays behind for later."""
-        if not self._differences:
-            return pack_tiles(personal.vector(), ids, self._tiles), {}
-        difference = personal.vector().cpu() - flat(pick(got, personal.names)).cpu()
-        if self.upload is None:
-            return pack_tiles(difference, ids, self._tiles, half=True), {}
-        difference = difference + private.get("residual", torch.zeros_like(difference))
-        waiting = torch.zeros(self._tiles.count, dtype=torch.bool)
-        waiting[ids] = True
-        owner = torch.from_numpy(plan_tiles(personal.gated.plan).owner)
-        waiting[owner[difference != 0]] = True
-        room = int(self.upload * 4 * personal.size)
-        ids, residual = cap_upload(
-            difference, waiting.nonzero()[:, 0], self._tiles, room, value_bytes=2 if self.half else 4
-        )
-        return pack_tiles(difference, ids, self._tiles, half=self.half), {"residual": residual}
-
-
-def _rest(update: Update) -> State:
-    """Buffers: what travels beside the packed tiles."""
-    return {name: value for name, value in update.shared.items() if name not in (BLOCKS, VALUES)}
