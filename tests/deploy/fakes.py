@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from pfedgate.deploy import settings
+from pfedgate.deploy import flower, settings, state
+from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.node import Node
 from pfedgate.deploy.parcels import Parcel, from_records, to_records
+from pfedgate.types import State
 
 Spoil = Callable[[int, Parcel, Parcel], list[Parcel]]  # (node, order, answer) -> what arrives
+
+# Six clients on three nodes, of which some are held out; a budget that differs from client to client.
+TABLES: dict[str, Any] = {
+    "data": {"name": "digits", "clients": 6, "samples": 300},
+    "model": {"name": "mlp", "hidden": [96]},
+    "train": {"rounds": 2},
+    "clients": {"fraction": 0.75, "budget": {"0.5": 0.5, "1.0": 0.5}, "novel": 0.34},
+    "run": {"stack": 0, "workers": 1},
+}
 
 
 class Clock:
@@ -68,3 +80,40 @@ class FakeGrid:
 
     def pull_messages(self, ids: Iterable[str]) -> list[Any]:
         return [reply for name in ids for reply in self.replies.pop(name, [])]
+
+
+def deployed(
+    folder: Path,
+    tables: Mapping[str, Any],
+    *,
+    nodes: int = 3,
+    spoil: Spoil | None = None,
+    scene: Callable[[FakeGrid], Spoil] | None = None,
+    configs: Any = None,
+    **given: Any,
+) -> tuple[Any, FakeGrid, Clock]:
+    """A run over a fake grid whose nodes keep their states under `folder`; a `scene` spoils, and changes the grid."""
+    order = settings.read(
+        {**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}}
+    )
+    shares = {11 + at: {"partition-id": at, "num-partitions": nodes} for at in range(nodes)}
+    configs = {
+        node: {**own, "state-dir": str(folder / "state")}
+        for node, own in (shares if configs is None else configs).items()
+    }
+    grid, clock = FakeGrid(order, configs, spoil, **given), Clock()
+    grid.spoil = scene(grid) if scene else spoil
+    fleet = Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep)
+    return flower.serve(grid, order, str(folder / "run"), fleet=fleet), grid, clock
+
+
+def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
+    found: dict[str, State] = {}
+    for experiment_folder in (folder / "state").iterdir():
+        for at in range(nodes):
+            store = state.current(folder / "state", experiment_folder.name, f"{at}-of-{nodes}")
+            for client in store.clients():
+                kept = store.get(client)
+                assert kept is not None
+                found[client] = kept
+    return found

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pfedgate import toml
 from pfedgate.deploy import init
 from pfedgate.deploy.local import LocalFleet
@@ -15,11 +18,12 @@ from pfedgate.deploy.local import LocalFleet
 # A fleet is some ten processes that import torch; PFEDGATE_TEST_PATIENCE=3 on a machine that is busy otherwise.
 PATIENCE = float(os.environ.get("PFEDGATE_TEST_PATIENCE", "1"))
 
+# Every message is a new process on its node: data that needs no other library saves a second in each of them.
 SMALL: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "samples": 300},
+    "data": {"name": "synthetic", "clients": 3, "samples_per_client": 60},
     "model": {"name": "mlp", "hidden": [96]},
     "algorithm": {"name": "pfedgate"},
-    "train": {"rounds": 2},
+    "train": {"rounds": 2, "batch": 8},
     "clients": {"budget": 0.5},
     "run": {"stack": 0, "workers": 1},
 }
@@ -53,6 +57,11 @@ def processes(folder: Path) -> list[int]:
             if f"FLWR_HOME={folder}".encode() in environment and state != "Z":
                 found.append(int(entry.name))
     return found
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """The same names, and the same bits under each."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:

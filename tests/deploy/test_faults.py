@@ -15,7 +15,8 @@ from pfedgate.types import Update
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.test_law import TABLES, deployed, private_states, same
+from tests.deploy.fakes import TABLES, FakeGrid, Spoil, deployed, private_states
+from tests.deploy.fleets import same
 
 from pfedgate.deploy.fleet import QuorumError
 
@@ -126,6 +127,24 @@ def test_who_is_silent_is_waited_for_until_the_deadline_and_no_longer(tmp_path: 
     assert clock.now == 30
 
 
+def test_who_came_back_on_another_node_is_late_once(tmp_path: Path) -> None:
+    """A client claimed by a new node while its old one is waited for: the old one is to blame, the new one is next."""
+
+    def scene(grid: FakeGrid) -> Spoil:
+        def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+            if node == SPOILT and order.about["stage"] == "train":
+                grid.configs[99] = grid.configs[SPOILT]  # restarted; Flower has not noticed the death yet
+            return _silent(node, order, answer)
+
+        return spoil
+
+    tables = {**GATED, "train": {"rounds": 2}, "evaluate": {"every": 0}}
+    result, _, clock = deployed(tmp_path, tables, scene=scene)
+    assert [record["refused"] for record in result.history] == [2, 0]
+    assert all("no answer within 30 s" in refusal for refusal in result.history[0]["refusals"])
+    assert clock.now == 30
+
+
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     result, _, _ = deployed(tmp_path, GATED, spoil=lambda node, order, answer: [answer, answer])
     assert result.history[0]["refused"] == 0
@@ -201,28 +220,20 @@ def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path: Path) -> Non
 
 
 def test_a_node_that_is_away_is_not_waited_for_and_may_come_back(tmp_path: Path) -> None:
-    from tests.deploy.fakes import Clock, FakeGrid
+    def scene(grid: FakeGrid) -> Spoil:
+        def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+            at = order.about.get("round", {}).get("index")
+            if at == 0 and node == 11:
+                grid.gone.add(13)  # from round 2 on
+            if at == 2 and node == 11:
+                grid.gone.clear()
+                grid.configs[17] = grid.configs.pop(13)  # restarted without a key of its own: another id
+            return [answer]
 
-    from pfedgate.deploy import flower, settings
-    from pfedgate.deploy.fleet import Fleet
+        return spoil
 
-    tables = {**TABLES, "algorithm": {"name": "ditto"}, "train": {"rounds": 4}, "clients": {}, "deploy": {"nodes": 3}}
-    order, clock = settings.read(tables), Clock()
-    grid = FakeGrid(
-        order, {at: {"partition-id": at, "num-partitions": 3, "state-dir": str(tmp_path)} for at in range(3)}
-    )
-
-    def spoil(node: int, sent: Parcel, answer: Parcel) -> list[Parcel]:
-        at = sent.about.get("round", {}).get("index")
-        if at == 0 and node == 0:
-            grid.gone.add(2)  # from round 2 on
-        if at == 2 and node == 0:
-            grid.gone.clear()
-            grid.configs[7] = grid.configs.pop(2)  # restarted without a key of its own: another id
-        return [answer]
-
-    grid.spoil = spoil
-    result = flower.serve(grid, order, fleet=Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep))
+    tables = {**TABLES, "algorithm": {"name": "ditto"}, "train": {"rounds": 4}, "clients": {}}
+    result, _, clock = deployed(tmp_path, tables, scene=scene)
     assert [record["refused"] for record in result.history] == [0, 2, 2, 0]
     assert "not connected" in result.history[1]["refusals"][0]
     assert clock.now == 0

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.fleets import PATIENCE, SMALL, gates, processes, run, wait_until, write_app
+from tests.deploy.fakes import FakeGrid, Spoil, deployed, private_states
+from tests.deploy.fleets import PATIENCE, SMALL, gates, processes, run, same, wait_until, write_app
 
 from pfedgate import experiment, runfolder
 from pfedgate.deploy import certs
 from pfedgate.deploy.local import LocalFleet
+from pfedgate.deploy.parcels import Parcel
 from pfedgate.deploy.processes import kill
+from pfedgate.types import State
 
 
 def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Path) -> None:
-    app = write_app(tmp_path, SMALL)
+    tables = {**SMALL, "evaluate": {"every": 0}}
+    app = write_app(tmp_path, tables)
     with LocalFleet(tmp_path / "fleet", nodes=3, patience=60 * PATIENCE) as fleet:
         # Somebody with the right certificate authority and a key that was never registered.
         certs.make(tmp_path / "fleet" / "keys", nodes=4)
@@ -30,47 +33,59 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
         assert "Exit Code: 305" in fleet.log("node-3")  # the SuperLink did not let it in
         assert not (tmp_path / "stranger").exists()
     assert not processes(tmp_path)
-    there, here = runfolder.load(tmp_path / "run"), experiment.run(SMALL)
-    assert {name: torch.equal(value, here.server[name]) for name, value in there.server().items()} == dict.fromkeys(
-        here.server, True
-    )
+    there, here = runfolder.load(tmp_path / "run"), experiment.run(tables)
+    assert same(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
     kept = dict(gates(tmp_path / "fleet"))
     assert sorted(kept) == here.store.clients()
-    for client, state in kept.items():
-        other = here.store.get(client) or {}
-        assert state.keys() == other.keys()
-        assert all(torch.equal(state[name], other[name]) for name in state)
+    assert all(same(state, here.store.get(client) or {}) for client, state in kept.items())
 
 
 def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> None:
-    tables = {**SMALL, "train": {"rounds": 3}, "evaluate": {"every": 0}}
-    app = write_app(tmp_path, tables, quorum=0.3)
-    with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, patience=60 * PATIENCE) as fleet:
+    tables = {**SMALL, "train": {"rounds": 3, "batch": 8}, "evaluate": {"every": 0}}
+    deadline = 45 * PATIENCE  # a round takes a third of that; Flower itself would notice the death after 55 s
+    app = write_app(tmp_path, tables, nodes=2, quorum=0.6, deadline=deadline)
+    with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * PATIENCE) as fleet:
         lines = fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=300 * PATIENCE)
         for line in lines:
             if "round 1/3" in line:
                 break
-        before = dict(gates(tmp_path / "fleet"))
-        assert len(before) == 3
+        before = dict(gates(tmp_path / "fleet", 2))
+        assert sorted(before) == ["0", "1", "2"]
         wait_until(lambda: fleet.log("node-1").count("Receiving: train message") == 2, 60, "the order of round 2")
-        victim: subprocess.Popen[bytes] = fleet.started[1]
-        kill(victim)
-        kept = dict(gates(tmp_path / "fleet"))
-        assert all(torch.isfinite(value).all() for state in kept.values() for value in state.values())
+        kill(fleet.started[1])
+        kept = dict(gates(tmp_path / "fleet", 2))
+        assert same(kept["1"], before["1"])  # it had no time to train, and lost nothing
         fleet.start_node(1)
         rest = list(lines)
     assert not processes(tmp_path)
     done = runfolder.load(tmp_path / "run")
     assert done.finished, rest
-    refused = [record["refused"] for record in done.metrics]
-    assert refused[0] == 0
-    assert refused[1] == 1, done.metrics  # round 2 ended with the two others
-    assert "'1'" in done.metrics[1]["refusals"][0]
-    assert refused[2] == 0  # and in round 3 it was back
-    after = dict(gates(tmp_path / "fleet"))
-    # What it had kept it went on with: a fresh gate would have become what one round makes of it.
-    assert after.keys() == before.keys()
-    moved = [name for name in after["1"] if not torch.equal(after["1"][name], before["1"][name])]
-    assert moved
+    assert [record["refused"] for record in done.metrics] == [0, 1, 0], done.metrics
+    assert f"client '1', round 2: no answer within {deadline:.0f} s" in done.metrics[1]["refusals"][0]
+    # The same as if it had only been away in round 2: in round 3 it went on with the gate of round 1.
+    server, states = _missing_round_2(tmp_path / "away", tables)
+    assert same(done.server(), server)
+    after = dict(gates(tmp_path / "fleet", 2))
+    assert after.keys() == states.keys()
+    assert all(same(after[client], states[client]) for client in after)
+
+
+def _missing_round_2(folder: Path, tables: dict[str, Any]) -> tuple[State, dict[str, State]]:
+    """A run over a fake grid whose second node is not there in round 2: the server's State, and everybody's gate."""
+
+    def scene(grid: FakeGrid) -> Spoil:
+        def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+            at = order.about.get("round", {}).get("index")
+            if at == 0 and node == 12:
+                grid.gone.add(12)
+            elif at == 1:
+                grid.gone.clear()
+            return [answer]
+
+        return spoil
+
+    result, _, _ = deployed(folder, tables, nodes=2, scene=scene)
+    assert [record["refused"] for record in result.history] == [0, 1, 0]
+    return result.server, private_states(folder, 2)

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.fleets import PATIENCE, SMALL, gates, processes, run, wait_until, write_app
+from tests.deploy.fleets import PATIENCE, SMALL, gates, processes, run, same, wait_until, write_app
 
 from pfedgate import experiment, runfolder, toml
 from pfedgate.deploy.local import LocalFleet, once
@@ -32,9 +32,7 @@ def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -
     with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * PATIENCE) as fleet:
         run(fleet, app, {"folder": str(tmp_path / "run")})
     there, here = runfolder.load(tmp_path / "run"), experiment.run(tables)
-    assert {n: torch.equal(value, here.server[n]) for n, value in there.server().items()} == dict.fromkeys(
-        here.server, True
-    )
+    assert same(there.server(), here.server)
     assert there.metrics == here.history
     assert there.summary["novel"] == here.summary["novel"]
 
@@ -55,13 +53,10 @@ def test_a_killed_server_goes_on_in_a_new_run_to_the_same_result(tmp_path: Path)
     assert any("going on after round 1 of 3" in line for line in said)
     assert not processes(tmp_path)
     there, here = runfolder.load(tmp_path / "run"), experiment.run(tables)
-    assert all(torch.equal(value, here.server[name]) for name, value in there.server().items())
+    assert same(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
-    for client, state in gates(tmp_path / "fleet"):
-        other = here.store.get(client) or {}
-        assert state.keys() == other.keys()
-        assert all(torch.equal(state[name], other[name]) for name in state)
+    assert all(same(state, here.store.get(client) or {}) for client, state in gates(tmp_path / "fleet"))
 
 
 def test_no_private_byte_is_on_the_wire(tmp_path: Path) -> None:
@@ -131,7 +126,7 @@ def test_simulation_on_ray_gives_the_same_bits(tmp_path: Path) -> None:
     assert any("3 clients on 2 nodes" in line for line in said)
     assert not processes(tmp_path)
     there, here = runfolder.load(tmp_path / "run"), experiment.run(SMALL)
-    assert all(torch.equal(value, here.server[name]) for name, value in there.server().items())
+    assert same(there.server(), here.server)
     assert there.metrics == here.history
 
 

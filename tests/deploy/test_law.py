@@ -7,62 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.deploy.fakes import Clock, FakeGrid
+from tests.deploy.fakes import TABLES, deployed, private_states
+from tests.deploy.fleets import same
 
 from pfedgate import algorithms, experiment
 from pfedgate.deploy import settings
 from pfedgate.deploy.node import Node
 from pfedgate.deploy.parcels import Parcel
-from pfedgate.store import DiskStore
-from pfedgate.types import State
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
-
-from pfedgate.deploy import flower, state
-from pfedgate.deploy.fleet import Fleet
-
-# Six clients on three nodes, of which some are held out; a budget that differs from client to client.
-TABLES: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 6, "samples": 300},
-    "model": {"name": "mlp", "hidden": [96]},
-    "train": {"rounds": 2},
-    "clients": {"fraction": 0.75, "budget": {"0.5": 0.5, "1.0": 0.5}, "novel": 0.34},
-    "run": {"stack": 0, "workers": 1},
-}
-
-
-def deployed(
-    folder: Path, tables: dict[str, Any], *, nodes: int = 3, spoil: Any = None, configs: Any = None, **given: Any
-) -> tuple[Any, FakeGrid, Clock]:
-    """A run over a fake grid whose nodes keep their states under `folder`."""
-    order = settings.read(
-        {**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}}
-    )
-    shares = {11 + at: {"partition-id": at, "num-partitions": nodes} for at in range(nodes)}
-    configs = {
-        node: {**own, "state-dir": str(folder / "state")}
-        for node, own in (shares if configs is None else configs).items()
-    }
-    grid, clock = FakeGrid(order, configs, spoil, **given), Clock()
-    fleet = Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep)
-    return flower.serve(grid, order, str(folder / "run"), fleet=fleet), grid, clock
-
-
-def same(a: State, b: State) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
-    found: dict[str, State] = {}
-    for experiment_folder in (folder / "state").iterdir():
-        for at in range(nodes):
-            store: DiskStore = state.current(folder / "state", experiment_folder.name, f"{at}-of-{nodes}")
-            for client in store.clients():
-                kept = store.get(client)
-                assert kept is not None
-                found[client] = kept
-    return found
 
 
 @pytest.mark.parametrize("name", algorithms.names())

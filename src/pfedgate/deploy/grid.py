@@ -81,8 +81,8 @@ class GridExchange:
     # -- parts
     def _send(
         self, stage: str, cards: Sequence[Card], gots: Mapping[str, State], round: Round, points: Sequence[str]
-    ) -> tuple[dict[int, Answer], dict[str, int]]:
-        """Ask every node that holds some of these clients; also the bytes each client was sent."""
+    ) -> tuple[dict[str, Answer], dict[str, int]]:
+        """Ask every node that holds some of these clients: what it said, and the bytes sent, for each client."""
         self.fleet.tend()
         online, by_node = self.fleet.online(), dict[int, list[Card]]()
         for card in cards:
@@ -116,13 +116,14 @@ class GridExchange:
                 downs[card.id] = len(packed[id(got)])
                 jobs.append({"card": dataclasses.asdict(card), "body": places[id(got)]})
             parcels[node] = Parcel({**about, "jobs": jobs}, bodies)
-        return self.fleet.ask(parcels, stage, self.fleet.deploy.deadline), downs
+        said = self.fleet.ask(parcels, stage, self.fleet.deploy.deadline)
+        # By client, as it was asked: meanwhile a client may have come back on another node.
+        return {card.id: said[node] for node, held in by_node.items() for card in held}, downs
 
-    def _told(self, card: Card, answers: Mapping[int, Answer]) -> Mapping[str, Any]:
-        node = self.fleet.homes.get(card.id)
-        if node is None or node not in answers:
+    def _told(self, card: Card, answers: Mapping[str, Answer]) -> Mapping[str, Any]:
+        if card.id not in answers:
             raise ParcelError("its node is not connected")
-        parcel = parcel_of(answers[node])
+        parcel = parcel_of(answers[card.id])
         found = parcel.about.get("clients")
         told = found.get(card.id) if isinstance(found, dict) else None
         if not isinstance(told, dict):
@@ -131,7 +132,7 @@ class GridExchange:
             raise ParcelError(str(told["error"]))
         return {**told, "parcel": parcel}
 
-    def _reply(self, card: Card, got: State, answers: Mapping[int, Answer], round: Round, down: int) -> Reply:
+    def _reply(self, card: Card, got: State, answers: Mapping[str, Answer], round: Round, down: int) -> Reply:
         try:
             told = self._told(card, answers)
             message = told["parcel"].body(told.get("body"))

@@ -25,17 +25,22 @@ class FleetError(RuntimeError):
     """A process of the fleet failed; says where its log is."""
 
 
-def stop(process: Process, patience: float = 10.0) -> None:
-    """End a process and all below it: asked first, then made to."""
-    below = tree(process.pid) if process.poll() is None else []
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+def stop(*processes: Process, patience: float = 10.0) -> None:
+    """End processes and all below them: asked first, all at once, then made to."""
+    below = {process: tree(process.pid) if process.poll() is None else [] for process in processes}
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
     until = time.monotonic() + patience
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
-    while any(_alive(one) for one in below) and time.monotonic() < until:
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+    orphans = [one for known in below.values() for one in known]
+    _signal(orphans, signal.SIGTERM)
+    while any(_alive(one) for one in orphans) and time.monotonic() < until:
         time.sleep(0.1)
-    _end(process, below)
+    for process, known in below.items():
+        _end(process, known)
 
 
 def kill(process: Process) -> None:
@@ -46,16 +51,20 @@ def kill(process: Process) -> None:
 def _end(process: Process, below: list[Known]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    for one in below:
-        if _alive(one):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one[0], signal.SIGKILL)
+    _signal(below, signal.SIGKILL)
     process.wait()
     until = time.monotonic() + 5
     while any(_alive(one) for one in below) and time.monotonic() < until:
         time.sleep(0.05)
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _signal(known: list[Known], which: signal.Signals) -> None:
+    for one in known:
+        if _alive(one):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one[0], which)
 
 
 def tree(root: int) -> list[Known]:
