@@ -62,7 +62,7 @@ bench: $(VENV)/.installed  ## BENCH=step: one of benchmarks/
 	$(PY) benchmarks/$(BENCH).py
 
 docs: $(VENV)/.extra-docs  ## the documentation site, into site/
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet && echo "site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict && echo "site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

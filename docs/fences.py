@@ -1,25 +1,27 @@
-"""For the site only: puts the bare `>>>` examples of docstrings into the code fences Markdown needs."""
+"""For the site only: the bare `>>>` examples and aligned columns of docstrings get the fences that Markdown needs."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import griffe
 
+ALIGNED = re.compile(r"^\S.*?\S {2,}\S", re.MULTILINE)  # name    what it means
+
 
 def fenced(text: str) -> str:
-    """Every example, from its first `>>>` to the next blank line, as a Python console block."""
-    lines: list[str] = []
-    inside = False
-    for line in text.splitlines():
-        if not inside and line.lstrip().startswith(">>>"):
-            lines.append("\n```pycon")
-            inside = True
-        elif inside and not line.strip():
-            lines.append("```")
-            inside = False
-        lines.append(line)
-    return "\n".join([*lines, "```"] if inside else lines)
+    """Every example, from its first `>>>` to the next blank line, as a console block; columns as they were typed."""
+    return "\n\n".join(_paragraph(paragraph) for paragraph in re.split(r"\n\s*\n", text))
+
+
+def _paragraph(text: str) -> str:
+    lines = text.splitlines()
+    start = next((at for at, line in enumerate(lines) if line.lstrip().startswith(">>>")), None)
+    if start is not None:
+        before = "\n".join(lines[:start])
+        return f"{before}\n\n```pycon\n" + "\n".join(lines[start:]) + "\n```"
+    return f"```text\n{text}\n```" if ALIGNED.search(text) else text
 
 
 class Fences(griffe.Extension):  # type: ignore[misc]
