@@ -12,12 +12,14 @@ from pfedgate.data.options import Options as DataOptions
 from pfedgate.data.options import Sharing
 from pfedgate.names import unknown
 from pfedgate.schema import Option, RecipeError
-from pfedgate.sections import Clients, Evaluate, Session, Train
+from pfedgate.sections import Clients, Deploy, Evaluate, Session, Train
 
 GIVEN = "given"  # the name of data or a model that came as a Python object
-FIXED: dict[str, type[Any]] = {"train": Train, "clients": Clients, "evaluate": Evaluate, "run": Session}
+FIXED: dict[str, type[Any]] = {
+    "train": Train, "clients": Clients, "evaluate": Evaluate, "run": Session, "deploy": Deploy
+}  # fmt: skip
 NAMED = ("data", "model", "algorithm")
-SECTIONS = ("data", "model", "train", "algorithm", "clients", "evaluate", "run")
+SECTIONS = ("data", "model", "train", "algorithm", "clients", "evaluate", "run", "deploy")
 
 # Data that is not in the table of data sets, but can be had by name.
 MADE: dict[str, Callable[..., Federation]] = {

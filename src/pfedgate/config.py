@@ -3,7 +3,7 @@
     [data]       name, and the options of that data set (clients, alpha, partition, samples, …)
     [model]      name, and the options of that model
     [algorithm]  name, and the hyper-parameters of that algorithm
-    [train], [clients], [evaluate], [run]     the same keys always: see `sections`
+    [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `sections`
     [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1
 
 Later layers go over earlier ones: defaults, what fits the data set, the recipe, its [tuned.…], then each setting. An
@@ -24,7 +24,7 @@ from pfedgate.names import unknown
 from pfedgate.roster import Options
 from pfedgate.schedule import Schedule
 from pfedgate.schema import REQUIRED, Option, RecipeError
-from pfedgate.sections import DEVICES, FITTING, NETWORKS, Clients, Evaluate, Session, Train
+from pfedgate.sections import DEVICES, FITTING, NETWORKS, Clients, Deploy, Evaluate, Session, Train
 from pfedgate.types import Optim
 
 __all__ = ["GIVEN", "Named", "Recipe", "RecipeError", "resolve", "settings"]
@@ -54,6 +54,7 @@ class Recipe:
     clients: Clients = field(default_factory=Clients)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
+    deploy: Deploy = field(default_factory=Deploy)
 
     def optim(self) -> Optim:
         """The client optimiser."""
@@ -83,9 +84,9 @@ class Recipe:
         )
 
     def tables(self) -> Tables:
-        """Plain values, section by section; options that are None are left out."""
+        """Plain values, section by section; options that are None are left out, and [deploy] if it says nothing."""
         found: Tables = {}
-        for section in SECTIONS:
+        for section in SECTIONS if self.deploy != Deploy() else SECTIONS[:-1]:
             part = getattr(self, section)
             plain = {"name": part.name, **part.options} if isinstance(part, Named) else _fields(part)
             known = options_of(section, plain.get("name", ""))

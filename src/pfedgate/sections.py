@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
+
+from pfedgate.schema import RecipeError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -71,6 +74,23 @@ class Session:
     stack: int | str = "auto"  # clients trained at once where the method can: a number, 0 = never
     checkpoint_every: int = 1  # rounds; a checkpoint is cheap beside a round
     keep_best: bool = True  # keep the models that were best on validation, beside the last ones
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """[deploy]: on many machines (`pfedgate deploy`), how long to wait and for how many; elsewhere without effect."""
+
+    nodes: int = 1  # training starts when so many nodes have told which clients they hold
+    start: float = 300.0  # seconds to wait for them; a node needs some 10 to come up
+    deadline: float = 600.0  # seconds a round may take, an evaluation likewise; who is late is left out
+    quorum: float = 0.5  # share of a round's clients whose updates must have come by then, else the run stops
+    class_names: tuple[str, ...] = ()  # names of all classes, where a node may hold data of some of them only
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or not 0 < self.start < math.inf or not 0 < self.deadline < math.inf:
+            raise RecipeError("[deploy] nodes is at least 1; start and deadline are seconds > 0")
+        if not 0 <= self.quorum <= 1:
+            raise RecipeError(f"[deploy] quorum is a share from 0 to 1, got {self.quorum}")
 
 
 # What fits a data set better than the defaults above. A recipe goes over it.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pfedgate.config import Recipe
 from pfedgate.deploy import flower, settings, state
 from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.node import Node
@@ -44,12 +45,12 @@ class FakeGrid:
 
     def __init__(
         self,
-        order: settings.Order,
+        recipe: Recipe,
         configs: Mapping[int, Mapping[str, Any]],
         spoil: Spoil | None = None,
         **given: Any,
     ) -> None:
-        self.order, self.configs, self.spoil, self.given = order, dict(configs), spoil, given
+        self.recipe, self.configs, self.spoil, self.given = recipe, dict(configs), spoil, given
         self.gone: set[int] = set()
         self.replies: dict[str, list[Any]] = {}
         self.traffic: list[tuple[int, str, Parcel]] = []
@@ -71,7 +72,7 @@ class FakeGrid:
             node = message.metadata.dst_node_id
             order = from_records(message.content)
             self.traffic.append((node, "down", order))
-            answer = Node(self.order, self.configs[node], **self.given).answer(order)
+            answer = Node(self.recipe, self.configs[node], **self.given).answer(order)
             answers = [answer] if self.spoil is None else self.spoil(node, order, answer)
             self.traffic += [(node, "up", told) for told in answers]
             self.replies[name] = [Message(to_records(told), reply_to=message) for told in answers]
@@ -93,7 +94,7 @@ def deployed(
     **given: Any,
 ) -> tuple[Any, FakeGrid, Clock]:
     """A run over a fake grid whose nodes keep their states under `folder`; a `scene` spoils, and changes the grid."""
-    order = settings.read(
+    recipe = settings.read(
         {**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}}
     )
     shares = {11 + at: {"partition-id": at, "num-partitions": nodes} for at in range(nodes)}
@@ -101,10 +102,10 @@ def deployed(
         node: {**own, "state-dir": str(folder / "state")}
         for node, own in (shares if configs is None else configs).items()
     }
-    grid, clock = FakeGrid(order, configs, spoil, **given), Clock()
+    grid, clock = FakeGrid(recipe, configs, spoil, **given), Clock()
     grid.spoil = scene(grid) if scene else spoil
-    fleet = Fleet(grid, order.deploy, clock=clock, sleep=clock.sleep)
-    return flower.serve(grid, order, str(folder / "run"), fleet=fleet), grid, clock
+    fleet = Fleet(grid, recipe.deploy, clock=clock, sleep=clock.sleep)
+    return flower.serve(grid, recipe, str(folder / "run"), fleet=fleet), grid, clock
 
 
 def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import functools
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,9 +17,6 @@ from pfedgate import toml
 from pfedgate.deploy import init
 from pfedgate.deploy.local import LocalFleet
 
-# A fleet is some ten processes that import torch; PFEDGATE_TEST_PATIENCE=3 on a machine that is busy otherwise.
-PATIENCE = float(os.environ.get("PFEDGATE_TEST_PATIENCE", "1"))
-
 # Every message is a new process on its node: data that needs no other library saves a second in each of them.
 SMALL: dict[str, Any] = {
     "data": {"name": "synthetic", "clients": 3, "samples_per_client": 60},
@@ -29,9 +28,17 @@ SMALL: dict[str, Any] = {
 }
 
 
+@functools.lru_cache(maxsize=1)
+def patience() -> float:
+    """How much longer than usual to wait: a fleet is some ten processes that import torch, as slow as the machine is."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, numpy"], check=True, timeout=300)
+    return max(1.0, (time.monotonic() - began) / 3)
+
+
 def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
     """An app of this recipe."""
-    settings = {"nodes": 3, "start": 180 * PATIENCE, "deadline": 120 * PATIENCE, **deploy}
+    settings = {"nodes": 3, "start": 180 * patience(), "deadline": 120 * patience(), **deploy}
     recipe = folder / "recipe.toml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
     whole = {**tables, "deploy": settings}
@@ -41,7 +48,7 @@ def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
 
 def run(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
     """The log of a run."""
-    return list(fleet.run(app, config, timeout=timeout * PATIENCE))
+    return list(fleet.run(app, config, timeout=timeout * patience()))
 
 
 def processes(folder: Path) -> list[int]:
@@ -66,9 +73,9 @@ def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
     """An error if it does not come true in time."""
-    until = time.monotonic() + seconds * PATIENCE
+    until = time.monotonic() + seconds * patience()
     while not true():
-        assert time.monotonic() < until, f"{what}: not within {seconds * PATIENCE:.0f} s"
+        assert time.monotonic() < until, f"{what}: not within {seconds * patience():.0f} s"
         time.sleep(0.2)
 
 

@@ -217,6 +217,7 @@ def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path: Path) -> Non
     deployed(tmp_path, GATED)
     with pytest.raises(ValueError, match="holds a run of another recipe"):
         deployed(tmp_path, {**GATED, "train": {"rounds": 2}})
+    deployed(tmp_path, {**GATED, "deploy": {"deadline": 60, "quorum": 0.1}})  # how long to wait is no part of it
 
 
 def test_a_node_that_is_away_is_not_waited_for_and_may_come_back(tmp_path: Path) -> None:

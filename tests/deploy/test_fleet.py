@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from tests.deploy.fakes import FakeGrid, Spoil, deployed, private_states
-from tests.deploy.fleets import PATIENCE, SMALL, gates, processes, run, same, wait_until, write_app
+from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
 
 from pfedgate import experiment, runfolder
 from pfedgate.deploy import certs
@@ -19,17 +19,19 @@ from pfedgate.deploy.parcels import Parcel
 from pfedgate.deploy.processes import kill
 from pfedgate.types import State
 
+pytestmark = pytest.mark.timeout(900)  # minutes on a busy machine, where other tests take seconds
+
 
 def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Path) -> None:
     tables = {**SMALL, "evaluate": {"every": 0}}
     app = write_app(tmp_path, tables)
-    with LocalFleet(tmp_path / "fleet", nodes=3, patience=60 * PATIENCE) as fleet:
+    with LocalFleet(tmp_path / "fleet", nodes=3, patience=60 * patience()) as fleet:
         # Somebody with the right certificate authority and a key that was never registered.
         certs.make(tmp_path / "fleet" / "keys", nodes=4)
         fleet.configs.append({"partition-id": 0, "num-partitions": 1, "state-dir": str(tmp_path / "stranger")})
         stranger = fleet.start_node(3, key="node-3")
         run(fleet, app, {"folder": str(tmp_path / "run")})
-        assert stranger.wait(60 * PATIENCE) != 0
+        assert stranger.wait(60 * patience()) != 0
         assert "Exit Code: 305" in fleet.log("node-3")  # the SuperLink did not let it in
         assert not (tmp_path / "stranger").exists()
     assert not processes(tmp_path)
@@ -44,10 +46,10 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
 
 def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> None:
     tables = {**SMALL, "train": {"rounds": 3, "batch": 8}, "evaluate": {"every": 0}}
-    deadline = 45 * PATIENCE  # a round takes a third of that; Flower itself would notice the death after 55 s
+    deadline = 40 * patience()  # a round takes a third of that
     app = write_app(tmp_path, tables, nodes=2, quorum=0.6, deadline=deadline)
-    with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * PATIENCE) as fleet:
-        lines = fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=300 * PATIENCE)
+    with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * patience()) as fleet:
+        lines = fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=300 * patience())
         for line in lines:
             if "round 1/3" in line:
                 break
@@ -63,7 +65,9 @@ def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> No
     done = runfolder.load(tmp_path / "run")
     assert done.finished, rest
     assert [record["refused"] for record in done.metrics] == [0, 1, 0], done.metrics
-    assert f"client '1', round 2: no answer within {deadline:.0f} s" in done.metrics[1]["refusals"][0]
+    # Our deadline; or, on a machine so slow that it is longer, Flower's own notice after about a minute.
+    reasons = (f"no answer within {deadline:.0f} s", "Flower reports error")
+    assert done.metrics[1]["refusals"][0].startswith(tuple(f"client '1', round 2: {reason}" for reason in reasons))
     # The same as if it had only been away in round 2: in round 3 it went on with the gate of round 1.
     server, states = _missing_round_2(tmp_path / "away", tables)
     assert same(done.server(), server)

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.fleets import PATIENCE, SMALL, gates, processes, run, same, wait_until, write_app
+from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
 
 from pfedgate import experiment, runfolder, toml
 from pfedgate.deploy.local import LocalFleet, once
@@ -29,7 +29,7 @@ def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -
         "clients": {"budget": {"0.5": 0.5, "1.0": 0.5}, "fraction": 0.5, "novel": 0.2},
     }
     app = write_app(tmp_path, tables, nodes=2)
-    with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * PATIENCE) as fleet:
+    with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * patience()) as fleet:
         run(fleet, app, {"folder": str(tmp_path / "run")})
     there, here = runfolder.load(tmp_path / "run"), experiment.run(tables)
     assert same(there.server(), here.server)
@@ -40,8 +40,8 @@ def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -
 def test_a_killed_server_goes_on_in_a_new_run_to_the_same_result(tmp_path: Path) -> None:
     tables = {**SMALL, "train": {"rounds": 3}}
     app, config = write_app(tmp_path, tables), {"folder": str(tmp_path / "run")}
-    with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, patience=60 * PATIENCE) as fleet:
-        for line in fleet.run(app, config, timeout=300 * PATIENCE):
+    with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, patience=60 * patience()) as fleet:
+        for line in fleet.run(app, config, timeout=300 * patience()):
             if "round 1/3" in line:
                 break
         wait_until(lambda: fleet.log("node-2").count("Receiving: train message") == 2, 60, "the order of round 2")
@@ -63,7 +63,7 @@ def test_no_private_byte_is_on_the_wire(tmp_path: Path) -> None:
     """Without TLS, so that all can be read; what was shared is found, so that the search itself is known to work."""
     app = write_app(tmp_path, SMALL)
     with LocalFleet(
-        tmp_path / "fleet", nodes=3, secure=False, patience=60 * PATIENCE, tap=lambda port: Proxy(port, keep=True)
+        tmp_path / "fleet", nodes=3, secure=False, patience=60 * patience(), tap=lambda port: Proxy(port, keep=True)
     ) as fleet:
         run(fleet, app, {"folder": str(tmp_path / "run")})
         assert fleet.proxy is not None
@@ -84,11 +84,11 @@ def test_no_private_byte_is_on_the_wire(tmp_path: Path) -> None:
 
 def test_nobody_there_is_an_error_in_time(tmp_path: Path) -> None:
     app = write_app(tmp_path, SMALL, start=5)
-    with LocalFleet(tmp_path / "fleet", nodes=1, secure=False, patience=60 * PATIENCE) as fleet:
+    with LocalFleet(tmp_path / "fleet", nodes=1, secure=False, patience=60 * patience()) as fleet:
         kill(fleet.started[0])
         said: list[str] = []
         with pytest.raises(FleetError, match="finished:failed"):
-            said.extend(fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=120 * PATIENCE))
+            said.extend(fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=120 * patience()))
         assert any("0 of 3 nodes ready after 5 s" in line for line in said), said
     assert not processes(tmp_path)
 
@@ -111,7 +111,7 @@ def test_a_node_with_an_empty_folder_is_left_out(tmp_path: Path) -> None:
     }
     app = write_app(tmp_path, tables, nodes=2)
     folders = [{"data-dir": str(tmp_path / name)} for name in ("data-0", "data-1", "empty")]
-    with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, configs=folders, patience=60 * PATIENCE) as fleet:
+    with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, configs=folders, patience=60 * patience()) as fleet:
         run(fleet, app, {"folder": str(tmp_path / "run")})
     done = runfolder.load(tmp_path / "run")
     assert sorted(row["client"] for row in done.clients) == ["ann", "bob"]

@@ -69,7 +69,7 @@ def test_nodes_with_data_of_their_own_need_not_hold_every_class(tmp_path: Path) 
 
     tables = {
         "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "ditto"},
-        "train": {"rounds": 1, "batch": 8}, "deploy": {"classes": ["cat", "dog", "eel"]},
+        "train": {"rounds": 1, "batch": 8}, "deploy": {"class_names": ["cat", "dog", "eel"]},
     }  # fmt: skip
     configs = {
         1: {"site": "a", "labels": "cat+dog"},
@@ -82,12 +82,12 @@ def test_nodes_with_data_of_their_own_need_not_hold_every_class(tmp_path: Path) 
     node = Node(settings.read(tables), configs[2], data=data)
     assert set(node.federation().part("b", "train").y.tolist()) == {2}
     with pytest.raises(ValueError, match="unknown class 'eel'"):
-        Node(settings.read({**tables, "deploy": {"classes": ["cat", "dog"]}}), configs[2], data=data).federation()
+        Node(settings.read({**tables, "deploy": {"class_names": ["cat", "dog"]}}), configs[2], data=data).federation()
 
 
 def test_a_node_serves_only_its_own_clients(tmp_path: Path) -> None:
-    order = settings.read({**TABLES, "algorithm": {"name": "fedavg"}})
-    node = Node(order, {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)})
+    recipe = settings.read({**TABLES, "algorithm": {"name": "fedavg"}})
+    node = Node(recipe, {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)})
     card = {"id": "1", "n_train": 3, "budget": 1.0}
     told = node.answer(
         Parcel(

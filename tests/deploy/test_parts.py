@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pfedgate import config
 from pfedgate.deploy import FlowerMissing, init, need_flower, settings, state
 from pfedgate.deploy.parcels import ParcelError
 from pfedgate.deploy.processes import FleetError, kill, lines, stop, tree
@@ -22,14 +23,30 @@ NAME = "0123456789abcdef"
 
 # -- settings
 def test_a_run_goes_over_the_recipe_and_mistakes_are_named() -> None:
-    order = settings.read({"deploy": {"quorum": 0.5}}, {"set": "deploy.quorum=0.75; train.rounds=3;", "folder": "x"})
-    assert (order.deploy.quorum, order.recipe.train.rounds) == (0.75, 3)
+    recipe = settings.read({"deploy": {"quorum": 0.5}}, {"set": "deploy.quorum=0.75; train.rounds=3;", "folder": "x"})
+    assert (recipe.deploy.quorum, recipe.train.rounds) == (0.75, 3)
     with pytest.raises(RecipeError, match="did you mean 'deadline'"):
         settings.read({"deploy": {"deadlin": 3}})
-    with pytest.raises(RecipeError, match="seconds > 0"):
-        settings.read({"deploy": {"deadline": 0}})
+    with pytest.raises(RecipeError, match="unknown section 'depoly': did you mean 'deploy'"):
+        settings.read({"depoly": {"deadline": 3}})
+    with pytest.raises(RecipeError, match=r"'deadline': it belongs in \[deploy\]"):
+        settings.read({"train": {"deadline": 3}})
+    with pytest.raises(RecipeError, match=r"deploy\.nodes must be a whole number, got 2\.5"):
+        settings.read({}, {"set": "deploy.nodes=2.5"})
+    for never in ({"deadline": 0}, {"start": -1}, {"deadline": float("inf")}, {"nodes": 0}):
+        with pytest.raises(RecipeError, match="seconds > 0"):
+            settings.read({"deploy": never})
     with pytest.raises(RecipeError, match="quorum"):
         settings.read({"deploy": {"quorum": 1.5}})
+
+
+def test_one_recipe_serves_one_process_and_a_fleet(tmp_path: Path) -> None:
+    recipe = config.resolve({"deploy": {"nodes": 4, "deadline": 90, "class_names": ["cat", "dog"]}})
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe.toml(), encoding="utf-8")
+    assert "deadline = 90.0  # [default 600.0] seconds a round may take" in recipe.toml()
+    assert config.resolve(path) == settings.read(path) == recipe
+    assert "[deploy]" not in config.resolve().toml()
 
 
 # -- a node's private states

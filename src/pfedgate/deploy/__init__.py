@@ -1,6 +1,6 @@
 """The same algorithms on many machines, over Flower.
 
-    settings    [deploy] of a recipe: deadlines and quorum
+    settings    an app's recipe with the settings of a run over it
     parcels     what a message carries: text and bytes, nothing else
     roll        what nodes tell of themselves, and what the server knows of clients from that
     fleet       who is there; ask, and wait no longer than the deadline

@@ -15,7 +15,7 @@ from typing import Any
 
 from pfedgate.deploy.parcels import Parcel, ParcelError, from_records, to_records
 from pfedgate.deploy.roll import Roll, Told
-from pfedgate.deploy.settings import Deploy
+from pfedgate.sections import Deploy
 
 POLL = 0.5  # seconds between two looks for replies
 TEND = 5.0  # seconds between two looks for nodes that came back

@@ -58,8 +58,8 @@ def client_app(recipe: str | Path | Mapping[str, Any], *, data: Data | None = No
     app = ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
-        order = settings.read(recipe, context.run_config)
-        node = Node(order, context.node_config, context.run_config, data=data, model=model)
+        chosen = settings.read(recipe, context.run_config)
+        node = Node(chosen, context.node_config, context.run_config, data=data, model=model)
         return Message(to_records(node.answer(from_records(message.content))), reply_to=message)
 
     for kind in (app.query, app.train, app.evaluate):
@@ -67,23 +67,20 @@ def client_app(recipe: str | Path | Mapping[str, Any], *, data: Data | None = No
     return app
 
 
-def serve(
-    grid: Any, order: settings.Order, folder: str = "", *, model: Any = None, fleet: Fleet | None = None
-) -> Result:
+def serve(grid: Any, recipe: Recipe, folder: str = "", *, model: Any = None, fleet: Fleet | None = None) -> Result:
     """The server of a deployed run: roll call, then the engine's rounds over the grid."""
-    fleet = fleet or Fleet(grid, order.deploy)
+    fleet = fleet or Fleet(grid, recipe.deploy)
     keep = Path(folder).expanduser() if folder else None
     if keep is None:
         log.warning("no folder is set: if this server dies, the run starts anew")
     else:
-        _open(keep, order.recipe)
+        _open(keep, recipe)
     roll = fleet.assemble()
     journal = Journal.read(keep)
     roll = roll.joined(journal.roll)
-    recipe = dataclasses.replace(order.recipe, data=Named(GIVEN))
-    made = experiment.plan(recipe, data=roll, model=model)
+    made = experiment.plan(dataclasses.replace(recipe, data=Named(GIVEN)), data=roll, model=model)
     cards = roll.cards(made.options.budget, made.options.seed)
-    log.info("%s clients on %s nodes, %s", len(cards.clients), len(fleet.told), order.recipe.algorithm.name)
+    log.info("%s clients on %s nodes, %s", len(cards.clients), len(fleet.told), recipe.algorithm.name)
 
     def reach(algorithm: Any, federation: Any, store: Any, device: Any) -> GridExchange:
         number = store.tag.partition("-")[0]
@@ -99,9 +96,9 @@ def serve(
 
 
 def _open(folder: Path, recipe: Recipe) -> None:
-    """The run's folder: new, or one of the same recipe to go on with."""
+    """The run's folder: new, or one of the same recipe to go on with; deadlines and quorum may change on the way."""
     if (folder / runfolder.CONFIG).exists():
-        if runfolder.load(folder).recipe != recipe:
+        if dataclasses.replace(runfolder.load(folder).recipe, deploy=recipe.deploy) != recipe:
             raise ValueError(f"{folder} holds a run of another recipe: choose another folder, or the same recipe")
     else:
         runfolder.create(folder, recipe)

@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from pfedgate import catalogue, experiment, wire
-from pfedgate.config import GIVEN, Named
+from pfedgate.config import GIVEN, Named, Recipe
 from pfedgate.deploy import state
 from pfedgate.deploy.parcels import Parcel
 from pfedgate.deploy.roll import Told
-from pfedgate.deploy.settings import Order
 from pfedgate.engine import choose_device, one_thread
 from pfedgate.names import unknown
 from pfedgate.serve import Endpoint, Scored, _private, serve
@@ -51,7 +50,7 @@ class Share:
             own = getattr(whole, "class_names", None) or [str(label) for label in range(whole.classes)]
             for name in own:
                 if name not in classes:
-                    raise ValueError(f"its data: {unknown('class', str(name), classes)} (see deploy.classes)")
+                    raise ValueError(f"its data: {unknown('class', str(name), classes)} (see deploy.class_names)")
             self._labels = torch.tensor([list(classes).index(name) for name in own])
 
     @property
@@ -112,14 +111,14 @@ class Node:
 
     def __init__(
         self,
-        order: Order,
+        recipe: Recipe,
         node_config: Mapping[str, Any],
         run_config: Mapping[str, Any] | None = None,
         *,
         data: Data | None = None,
         model: Any = None,
     ) -> None:
-        self.order, self.config, self.run_config = order, dict(node_config), dict(run_config or {})
+        self.recipe, self.config, self.run_config = recipe, dict(node_config), dict(run_config or {})
         self.data, self.model = data, model
 
     def answer(self, parcel: Parcel) -> Parcel:
@@ -133,7 +132,7 @@ class Node:
 
     def federation(self) -> Share:
         """The clients of this node."""
-        recipe, config = self.order.recipe, self.config
+        recipe, config = self.recipe, self.config
         whole: Any
         if self.data is not None:
             whole = self.data(config)
@@ -157,7 +156,7 @@ class Node:
             clients, novel = clients[at::of], novel[at::of]
         if config.get("novel"):
             clients, novel = [], [*clients, *novel]
-        return Share(whole, clients, novel, self.order.deploy.classes)
+        return Share(whole, clients, novel, recipe.deploy.class_names)
 
     def _tell(self) -> Parcel:
         share = self.federation()
@@ -188,7 +187,7 @@ class Node:
             self.root, str(about["experiment"]), self.place(share),
             [int(start) for start in about["starts"]], int(about["serial"]), int(about["commit"]),
         )  # fmt: skip
-        recipe = dataclasses.replace(self.order.recipe, data=Named(GIVEN))
+        recipe = dataclasses.replace(self.recipe, data=Named(GIVEN))
         algorithm = experiment.plan(recipe, data=_Any(share), model=self.model).algorithm
         endpoint = NodeEndpoint(algorithm, share, store, choose_device(recipe.run.device))
         round = Round(**about["round"])

@@ -77,7 +77,7 @@ class Roll:
                 said = "; ".join(f"{name} {first[name]!r} and {told.data[name]!r}" for name in wrong)
                 raise ValueError(
                     f"clients {answers[0].ids()[0]!r} and {told.ids()[0]!r} hold data of different shapes ({said}); "
-                    "where nodes hold different classes, list all of them as deploy.classes"
+                    "where nodes hold different classes, list all of them as deploy.class_names"
                 )
         self.answers, self.data = list(answers), first
 
