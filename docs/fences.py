@@ -7,6 +7,7 @@ from typing import Any
 
 import griffe
 
+STAR = re.compile(r"\b(M|I|θ_[ig])\*")  # a symbol of the paper, not emphasis
 ALIGNED = re.compile(r"^\S.*?\S {2,}\S", re.MULTILINE)  # name    what it means
 
 
@@ -21,7 +22,7 @@ def _paragraph(text: str) -> str:
     if start is not None:
         before = "\n".join(lines[:start])
         return f"{before}\n\n```pycon\n" + "\n".join(lines[start:]) + "\n```"
-    return f"```text\n{text}\n```" if ALIGNED.search(text) else text
+    return f"```text\n{text}\n```" if ALIGNED.search(text) else STAR.sub(r"\1\\*", text)
 
 
 class Fences(griffe.Extension):  # type: ignore[misc]

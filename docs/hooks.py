@@ -53,7 +53,7 @@ def _command(path: str, found: Any) -> str:
             name = name if option.is_flag else f"{name} {option.metavar or '…'}"
         set_to = "" if option.default in (None, False) else f" Default: {option.default}."
         rows.append(f"| <code>{_cell(name)}</code> | {_cell((option.help or '') + set_to)} |")
-    table = "\n".join(["| | |", "|---|---|", *rows]) if rows else ""
+    table = "\n".join(["| option | |", "|---|---|", *rows]) if rows else ""
     return f"## {path}\n\n{_plain(inspect.cleandoc(found.help or ''))}\n\n{table}"
 
 
