@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from pfedgate.gating.budget import RESOURCES, CostModel, Group, Term
 
 Floats = NDArray[np.float64]
-KINDS = ("random", "sigmoid", "skewed", "nearly equal", "equal")
+KINDS = ("random", "sigmoid", "skewed", "tied", "nearly equal", "equal")
 
 
 def group(name: str, units: int, blocks: int = 10, first: float = 0.05) -> Group:
@@ -124,6 +124,7 @@ def importances(kind: str, costs: CostModel, random: np.random.Generator) -> Flo
     return {
         "random": random.random(size),
         "skewed": random.random(size) ** 4,
+        "tied": np.ceil(3 * random.random(size)) / 3,
         "nearly equal": 0.5 + 1e-3 * random.random(size),
         "equal": np.full(size, 0.5),
     }[kind]

@@ -25,6 +25,8 @@ from tests.gating.selection import (
     residual,
 )
 
+import pfedgate
+from pfedgate import models
 from pfedgate.gating.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
 
 RESNET_SIZES = [64 * w for w in range(9, 32)] + [w * w * 9 + 3 for w in (16, 23, 32, 45, 64, 77)]
@@ -93,6 +95,17 @@ class TestExact:
         selector = Selector(costs, budget)
         assert selector.solver == "Frontier"
         assert value(selector, importance) == pytest.approx(by_milp(costs, selector.limits, importance), rel=1e-6)
+
+    @pytest.mark.parametrize("kind", ["sigmoid", "tied", "nearly equal"])
+    def test_equals_milp_on_a_residual_network(self, kind: str) -> None:
+        """ResNet-8 as it is planned: tied streams, shortcuts, batch norms; six groups once equal ones are joined."""
+        model = models.build("resnet", (3, 32, 32), 10, depth=8)
+        costs = pfedgate.gate(model, models.example("resnet"), 1.0).plan.costs
+        importance = importances(kind, costs, np.random.default_rng(5))
+        selector = Selector(costs, Budget.of(0.4))
+        assert selector.solver == "Frontier"
+        best = by_milp(costs, selector.limits, importance, gap=1e-4, seconds=20.0)
+        assert value(selector, importance) >= best * (1 - 1e-6)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("share", [0.15, 0.5])

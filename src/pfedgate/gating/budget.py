@@ -175,8 +175,8 @@ class Selector:
 def _solver(problem: Problem) -> Solver | None:
     if not problem.limits.size:
         return None
-    if few_groups(problem):
-        return Frontier(problem)
+    if few_groups(problem) and (listed := Frontier(problem)).quick:
+        return listed
     if a_dozen_groups(problem):
         return Halves(problem)
     return Knapsack(problem) if problem.limits.size == 1 and not problem.pairs.any() else Deep(problem)

@@ -9,7 +9,8 @@ import numpy as np
 from .costs import Bools, Floats, Ints
 from .problem import Problem
 
-LARGEST_GRID = 300_000  # vectors of counts whose cost is computed once, when the selector is built
+LARGEST_GRID = 2_000_000  # vectors of counts whose cost is computed once, when the selector is built: .2 s at most
+LARGEST_TABLE = 300_000  # numbers added up for every batch: half a millisecond
 
 
 def small_enough(problem: Problem) -> bool:
@@ -37,6 +38,11 @@ class Frontier:
         width = problem.places.shape[1] + 1
         self._costly = costly
         self._lookup = np.ascontiguousarray((costly * width + rows).T)
+
+    @property
+    def quick(self) -> bool:
+        """False if there are so many maximal vectors that another solver is faster."""
+        return self._lookup.size <= LARGEST_TABLE
 
     def solve(self, prefix: Floats) -> Ints:
         value = prefix.ravel()[self._lookup].sum(0)

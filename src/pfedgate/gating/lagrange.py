@@ -148,21 +148,32 @@ class Sweeps:
 
     def best(self, prefix: Floats, prices: Floats) -> Ints:
         """From none kept and from all kept; the better of the two."""
-        k = self._levels
-        own = prefix - (prices @ self._slope)[:, None] * k - (prices @ self._own)[:, None] * (k * k)
-        coupling = np.tensordot(prices, self._coupling, 1)
-        kept = np.array([np.zeros(len(k)), self._most])
-        for _ in range(SWEEPS):
-            before = kept.copy()
-            for groups in self._colours:
-                field = kept @ coupling[:, groups]
-                kept[:, groups] = (own[groups] - field[:, :, None] * k[groups]).argmax(2)
-            if (kept == before).all():
-                break
-        counts: Ints = kept.astype(np.int64)
-        value = own[np.arange(len(k)), counts].sum(1) - 0.5 * (kept @ coupling * kept).sum(1)
+        counts = self.better(np.array([np.zeros_like(self._most), self._most]), prefix, prices, SWEEPS)
+        own, coupling = self._at(prefix, prices)
+        value = own[np.arange(len(self._most)), counts].sum(1) - 0.5 * (counts @ coupling * counts).sum(1)
         best: Ints = counts[int(value.argmax())]
         return best
+
+    def better(self, starts: Ints, prefix: Floats, prices: Floats, sweeps: int = 1) -> Ints:
+        """Each of several vectors of counts after some sweeps over all groups, or less if nothing changes."""
+        own, coupling = self._at(prefix, prices)
+        columns = [coupling[:, groups] for groups in self._colours]
+        kept = starts.astype(float)
+        for _ in range(sweeps):
+            before = kept.copy()
+            for groups, column in zip(self._colours, columns, strict=True):
+                field = kept @ column
+                kept[:, groups] = (own[groups] - field[:, :, None] * self._levels[groups]).argmax(2)
+            if (kept == before).all():
+                break
+        result: Ints = kept.astype(np.int64)
+        return result
+
+    def _at(self, prefix: Floats, prices: Floats) -> tuple[Floats, Floats]:
+        """Value less priced cost of each group by itself, and the priced coupling of groups."""
+        k = self._levels
+        own = prefix - (prices @ self._slope)[:, None] * k - (prices @ self._own)[:, None] * (k * k)
+        return own, (prices[:, None, None] * self._coupling).sum(0)
 
 
 def _colours(linked: Bools) -> list[Ints]:

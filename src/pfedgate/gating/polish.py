@@ -16,6 +16,8 @@ from .lagrange import Quadratic
 RANK_SUMS = (16, 20)  # of the changes with odd ranks and of those with even ranks: 169 or 371 sets of each
 SPANS = ((0, 1), (1, 2), (2, 4))  # a change adds or drops the blocks from the first to the second next to the count
 PIECE = 30_000  # pairs of sets tried at once: their numbers stay in the cache
+ONE_THREAD = 200_000  # multiplications of a product of matrices up to which BLAS wakes no other threads: on a busy
+# machine waiting for them takes a thousand times as long as the product
 BOLD = 0.5  # share of what is over, or of what is left, to drop or add at once in one group
 
 
@@ -161,7 +163,7 @@ def _best_pair(
     mixed = {r: (one.sets @ between[r]).astype(np.float32) for r in bent}
     right = two.sets.T.astype(np.float32)
     best, most = None, np.float32(0.0)
-    piece = max(1, PIECE // len(two.lost))
+    piece = max(1, min(PIECE, ONE_THREAD // max(1, len(right))) // len(two.lost))
     for start in range(0, len(one.lost), piece):
         width = int(np.searchsorted(two.lost, worth - one.lost[start], side="right"))
         if not width:
