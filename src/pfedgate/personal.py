@@ -208,11 +208,22 @@ def fresh_gate(personal: Personal, seed: int, *path: str) -> State:
     return {name: value.detach().clone() for name, value in gate.state_dict().items()}
 
 
-def start_at_labels(gate: State, labels: Tensor, classes: int) -> None:
-    """Let the class shift of a new gate start at the logarithm of the client's own label frequencies."""
-    often = torch.bincount(labels.cpu().long(), minlength=classes).double() + 1  # a class not seen yet may still come
-    shift = often.log() - often.log().mean()
-    gate["fc.bias"][-classes:] = shift.to(gate["fc.bias"])
+def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
+    """Let a new gate know how often its client has each class, as far as it can say so.
+
+    The class shift starts at the logarithm of the frequencies (what Bayes' rule adds when only they differ between
+    clients); without a shift, the weights M of the outputs start higher for frequent classes.
+    """
+    own, blocks = personal.gated.gate, personal.gated.plan.class_blocks
+    classes = own.classes or (0 if blocks is None else len(blocks))
+    if not classes or int(labels.max()) >= classes:
+        return
+    often = torch.bincount(labels.cpu().long(), minlength=classes).double() + 1  # what was not seen may still come
+    logs = (often.log() - often.log().mean()).to(gate["fc.bias"])
+    if own.classes:
+        gate["fc.bias"][-classes:] = logs
+    elif own.config.train_weights and "post_norm.bias" in gate and blocks is not None:
+        gate["post_norm.bias"][0, torch.from_numpy(blocks).to(logs.device)] = logs
 
 
 def predicting(setting: Setting, scope: str) -> Setting:

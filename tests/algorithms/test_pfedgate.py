@@ -100,7 +100,7 @@ def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> No
 def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) -> None:
     from pfedgate import wire
 
-    algorithm, one = make(task, shift="learned"), local(federation)
+    algorithm, one = make(task, shift=True), local(federation)
     got = algorithm.init_server(0)
     private = algorithm.init_client(got, one)
     update, private = algorithm.train(got, private, one)
@@ -110,17 +110,28 @@ def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) ->
             assert value.contiguous().numpy().tobytes() not in message, name
 
 
-def test_shift_from_labels_starts_at_the_clients_own_frequencies(task: Task, federation: data.Federation) -> None:
-    algorithm, one = make(task, shift="labels", gate_ones=True), local(federation, budget=1.0)
+def first_gate(algorithm: PFedGate, one: Local) -> tuple[torch.nn.Module, torch.Tensor]:
     got = algorithm.init_server(0)
-    plain, shifted = make(task, gate_ones=True), algorithm
-    x = one.prepare(one.train.x[:16])
-    before = plain.predictor(got, plain.init_client(got, one), one.card)(x)
-    after = shifted.predictor(got, shifted.init_client(got, one), one.card)(x)
-    counts = torch.bincount(one.train.y, minlength=before.shape[1]).float() + 1
-    added = (after - before)[0]
-    torch.testing.assert_close(after - before, added.expand_as(before), rtol=0, atol=1e-5)
-    torch.testing.assert_close(added, counts.log() - counts.log().mean(), rtol=0, atol=1e-5)
+    model = algorithm.predictor(got, algorithm.init_client(got, one), one.card)
+    return model, model(one.prepare(one.train.x[:16])).detach()
+
+
+def test_a_new_gate_knows_the_frequencies_of_its_clients_classes(task: Task, federation: data.Federation) -> None:
+    one = local(federation, budget=1.0)
+    counts = torch.bincount(one.train.y, minlength=10).float() + 1
+    logs = counts.log() - counts.log().mean()
+    # With a shift, by the shift.
+    (_, plain), (_, told) = (first_gate(make(task, shift=True, start=s), one) for s in ("random", "labels"))
+    torch.testing.assert_close(told - plain, logs.expand_as(plain), rtol=0, atol=1e-5)
+    # Without, by the weights of the outputs, in the order of the frequencies; nothing else changes.
+    (plain_model, _), (told_model, _) = (first_gate(make(task, start=s), one) for s in ("random", "labels"))
+    outputs = torch.from_numpy(told_model.gated.plan.class_blocks)
+    before, after = plain_model.gated.last.weights, told_model.gated.last.weights
+    change = after[outputs] - before[outputs]
+    assert ((change > 0) == (logs > 0)).all() and change.abs().max() > 0.1
+    others = torch.ones(len(before), dtype=torch.bool)
+    others[outputs] = False
+    assert torch.equal(before[others], after[others])
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -51,9 +51,10 @@ class PFedGate(SendsTiles):
     straight_through: str = "full"
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
-    # A private additive value per class, from the gate: "learned" starts at 0, "labels" at the logarithm of how often
-    # the client has each class, so that the shared model need not learn what only the client's labels say.
-    shift: Literal["none", "learned", "labels"] = "none"
+    shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
+    # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
+    # only the client's labels say.
+    start: Literal["labels", "random"] = "labels"
     pre_norm: bool = True  # this and the next three: switches of the gate, see GateConfig
     post_norm: Literal["blocks", "batch", "none"] = "blocks"
     activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
@@ -76,9 +77,10 @@ class PFedGate(SendsTiles):
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate."""
         path = ("gate",) if self.common_init else ("gate", local.card.id)
-        gate = fresh_gate(self._workspace(local.device), local.round.seed, *path)
-        if self.shift == "labels":
-            start_at_labels(gate, local.train.y, self._workspace(local.device).gated.gate.classes)
+        personal = self._workspace(local.device)
+        gate = fresh_gate(personal, local.round.seed, *path)
+        if self.start == "labels" and not self.gate_ones and self.variant is None:
+            start_at_labels(personal, gate, local.train.y)
         return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -158,7 +160,7 @@ class PFedGate(SendsTiles):
     def _setting(self) -> Setting:
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
-        gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift != "none",
+        gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift,
                           init="ones" if self.gate_ones else "random")  # fmt: skip
         if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")

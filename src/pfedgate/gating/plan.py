@@ -200,6 +200,15 @@ class BlockPlan:
             self._blocks[key] = constant(self.owners[name].block, device)
         return self._blocks[key]
 
+    @property
+    def class_blocks(self) -> npt.NDArray[np.int64] | None:
+        """The block of each output of the network, where every output has one of its own; None elsewhere."""
+        outputs = () if self.network is None else self.network.outputs
+        found = [self.owners[name].block for name in outputs if self.owners[name].axis == 0]
+        if not found or any(not np.array_equal(block, found[0]) for block in found):
+            return None
+        return found[0] if len(set(found[0].tolist())) == len(found[0]) else None
+
     def name_of(self, space: int) -> str:
         """The layer that writes a set of units."""
         assert self.network is not None
