@@ -48,7 +48,7 @@ unit: $(VENV)/.extra-flower
 test-slow: $(VENV)/.installed
 	$(PY) -m pytest -n $(JOBS) --timeout 1800 -q -m "slow"
 
-test-deploy: $(VENV)/.extra-flower
+test-deploy: $(VENV)/.extra-simulation
 	$(PY) -m pytest --timeout 1800 -q -m "deploy"
 
 studies: $(VENV)/.installed

@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 
 @functools.lru_cache(maxsize=1)
 def patience() -> float:
-    """How much longer than usual to wait: a fleet is some ten processes that import torch, as slow as the machine is."""
+    """How much longer than usual to wait: a fleet is ten processes that import torch, as slow as the machine is."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, numpy"], check=True, timeout=300)
     return max(1.0, (time.monotonic() - began) / 3)

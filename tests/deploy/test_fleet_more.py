@@ -118,7 +118,7 @@ def test_a_node_with_an_empty_folder_is_left_out(tmp_path: Path) -> None:
 
 
 def test_simulation_on_ray_gives_the_same_bits(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="simulation needs Ray: pip install 'flwr[simulation]'")
+    pytest.importorskip("ray", reason="simulation needs Ray: pip install 'pfedgate[simulation]'")
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("".join(f"{name} = {toml.dump(table)}\n" for name, table in SMALL.items()), encoding="utf-8")
     given, work = ["deploy.start=300", "deploy.deadline=300"], tmp_path / "work"

@@ -63,7 +63,7 @@ class LocalFleet:
         self.folder, self.nodes, self.patience = Path(folder).resolve(), nodes, patience
         self.simulate, self.secure = simulate, secure and simulate is None
         if simulate is not None and importlib.util.find_spec("ray") is None:
-            raise FlowerMissing("simulation on Ray needs Ray: pip install 'flwr[simulation]'")
+            raise FlowerMissing("simulation on Ray needs Ray: pip install 'pfedgate[simulation]'")
         given = configs or [{}] * nodes
         places = Path(states or folder).resolve()
         shares = [{"partition-id": at, "num-partitions": nodes} for at in range(nodes)]
