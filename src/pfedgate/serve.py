@@ -166,12 +166,15 @@ class Endpoint:
     ) -> Iterator[Scored]:
         """Score every card's personal model at the given points; nothing is kept."""
         for card in cards:
-            got = self.algorithm.send(server, card, round)
-            local = self.local(card, round)
-            private = _private(self.algorithm, got, self.store, local)
-            for point in points:
-                yield self._score(got, private, local, point)
+            yield from self.score(self.algorithm.send(server, card, round), card, round, points)
         self._last = None
+
+    def score(self, got: State, card: Card, round: Round, points: Sequence[str]) -> Iterator[Scored]:
+        """Score one client's personal model, as it is with what it got; nothing is kept."""
+        local = self.local(card, round)
+        private = _private(self.algorithm, got, self.store, local)
+        for point in points:
+            yield self._score(got, private, local, point)
 
     def _score(self, got: State, private: State, local: Local, point: str) -> Scored:
         algorithm, card = self.algorithm, local.card

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from pfedgate.deploy.parcels import Parcel
 from pfedgate.deploy.roll import Told
 from pfedgate.engine import choose_device, one_thread
 from pfedgate.names import unknown
-from pfedgate.serve import Endpoint, Scored, _private, serve
+from pfedgate.serve import Endpoint, Scored, serve
 from pfedgate.toml import value
-from pfedgate.types import Card, Federation, Part, Round, State
+from pfedgate.types import Card, Federation, Part, Round
 
 KEYS = ("partition-id", "num-partitions", "data-dir", "budget", "novel", "state-dir")
 log = logging.getLogger("flwr")
@@ -93,17 +93,6 @@ class Renamed:
     def y(self) -> Tensor:
         """Labels of the fleet."""
         return self.labels[self.part.y]
-
-
-class NodeEndpoint(Endpoint):
-    """An endpoint whose clients get what the server sent them, and nothing more."""
-
-    def score(self, got: State, card: Card, round: Round, points: Sequence[str]) -> Iterator[Scored]:
-        """Score one client's personal model; nothing is kept."""
-        local = self.local(card, round)
-        private = _private(self.algorithm, got, self.store, local)
-        for point in points:
-            yield self._score(got, private, local, point)
 
 
 class Node:
@@ -189,7 +178,7 @@ class Node:
         )  # fmt: skip
         recipe = dataclasses.replace(self.recipe, data=Named(GIVEN))
         algorithm = experiment.plan(recipe, data=_Any(share), model=self.model).algorithm
-        endpoint = NodeEndpoint(algorithm, share, store, choose_device(recipe.run.device))
+        endpoint = Endpoint(algorithm, share, store, choose_device(recipe.run.device))
         round = Round(**about["round"])
         gots = [wire.unpack(body) if body else {} for body in parcel.bodies]
         told: dict[str, Any] = {}
