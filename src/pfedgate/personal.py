@@ -218,12 +218,31 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
     classes = own.classes or (0 if blocks is None else len(blocks))
     if not classes or int(labels.max()) >= classes:
         return
-    often = torch.bincount(labels.cpu().long(), minlength=classes).double() + 1  # what was not seen may still come
-    logs = (often.log() - often.log().mean()).to(gate["fc.bias"])
+    logs = log_frequencies(labels, classes).to(gate["fc.bias"])
     if own.classes:
         gate["fc.bias"][-classes:] = logs
     elif own.config.train_weights and "post_norm.bias" in gate and blocks is not None:
         gate["post_norm.bias"][0, torch.from_numpy(blocks).to(logs.device)] = logs
+
+
+def log_frequencies(labels: Tensor, classes: int) -> Tensor:
+    """Logarithms of how likely each class is for a client with these labels, centred on 0.
+
+    Few labels prove little, and a class not seen yet may still come: counts are smoothed by a symmetric Dirichlet
+    prior, of the strength that makes the counts most likely. Classes that a client has equally often come out equal.
+
+    >>> log_frequencies(torch.tensor([0, 1, 2, 0, 1, 2]), 3).abs().max() < 1e-3
+    tensor(True)
+    >>> log_frequencies(torch.tensor([0] * 50 + [1] * 5), 3).argsort().tolist()
+    [2, 1, 0]
+    """
+    counts = torch.bincount(labels.cpu().long(), minlength=classes).double()
+    strengths = torch.logspace(-1, 5, 61, dtype=torch.float64)
+    each = strengths[:, None] / classes
+    likelihood = torch.lgamma(strengths) - torch.lgamma(counts.sum() + strengths)
+    likelihood += (torch.lgamma(counts + each) - torch.lgamma(each)).sum(1)
+    logs = (counts + each[int(likelihood.argmax())]).log()
+    return logs - logs.mean()
 
 
 def predicting(setting: Setting, scope: str) -> Setting:

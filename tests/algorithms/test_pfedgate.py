@@ -14,7 +14,7 @@ from pfedgate import algorithms, data, engine, models
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.gating import timing
 from pfedgate.gating.gate_config import GateConfig
-from pfedgate.personal import Setting, fresh_gate, plan_tiles, workspace
+from pfedgate.personal import Setting, fresh_gate, log_frequencies, plan_tiles, workspace
 from pfedgate.tensors import flat, pick
 from pfedgate.tiles import BLOCKS, VALUES
 from pfedgate.types import CPU, Card, Local, Optim, Round, Task, Update
@@ -118,8 +118,10 @@ def first_gate(algorithm: PFedGate, one: Local) -> tuple[torch.nn.Module, torch.
 
 def test_a_new_gate_knows_the_frequencies_of_its_clients_classes(task: Task, federation: data.Federation) -> None:
     one = local(federation, budget=1.0)
-    counts = torch.bincount(one.train.y, minlength=10).float() + 1
-    logs = counts.log() - counts.log().mean()
+    logs = log_frequencies(one.train.y, 10).float()
+    counts = torch.bincount(one.train.y, minlength=10)
+    assert logs.argmax() == counts.argmax()
+    assert logs.max() - logs.min() > 1
     # With a shift, by the shift.
     (_, plain), (_, told) = (first_gate(make(task, shift=True, start=s), one) for s in ("random", "labels"))
     torch.testing.assert_close(told - plain, logs.expand_as(plain), rtol=0, atol=1e-5)
