@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,16 @@ deadline = 600
 """
 
 
-def measure(folder: Path, algorithm: str, budget: float, rounds: int, nodes: int) -> dict[str, Any]:
-    """Bytes up and down per round: on the wire, and as packed."""
+def measure(
+    folder: Path, algorithm: str, budget: float, rounds: int, nodes: int, tap: Callable[[int], Proxy] = Proxy
+) -> dict[str, Any]:
+    """Bytes up and down per round: on the wire, and as packed; `tap` counts, and may keep what passes."""
     recipe = folder / "recipe.toml"
     folder.mkdir(parents=True)
     recipe.write_text(RECIPE.format(algorithm=algorithm, rounds=rounds, budget=budget, nodes=nodes))
     app = init.write(folder / "app", recipe)
     marks: list[tuple[int, int]] = []
-    with LocalFleet(folder / "fleet", nodes=nodes, secure=False, tap=Proxy, patience=300) as fleet:
+    with LocalFleet(folder / "fleet", nodes=nodes, secure=False, tap=tap, patience=300) as fleet:
         assert fleet.proxy is not None
         for line in fleet.run(app, {"folder": str(folder / "run")}):
             if re.search(r"round \d+/\d+:", line):
