@@ -110,7 +110,7 @@ def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def _run(block: Block, names: dict[str, object]) -> None:
     if block.language == "toml":
         tables = tomllib.loads(block.body)
-        config.resolve({name: table for name, table in tables.items() if name != "deploy"})
+        config.resolve(tables)
     if block.title:
         Path(block.title).parent.mkdir(parents=True, exist_ok=True)
         Path(block.title).write_text(block.body, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -18,6 +19,39 @@ def start(name: str, *given: str, monkeypatch: pytest.MonkeyPatch, folder: Path)
     monkeypatch.setattr(sys, "argv", [name, *given])
     monkeypatch.setitem(sections.FITTING, "digits", SMALL)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_own_model_keeps_its_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("own_model.py", "--budget", "0.4", "--epochs", "5", monkeypatch=monkeypatch, folder=tmp_path)
+    told = capsys.readouterr().out
+    assert 0 < float(re.search(r"any resource: ([0-9.]+) of", told)[1]) <= 0.4  # type: ignore[index]
+    assert float(re.search(r"epoch 5: accuracy ([0-9.]+)", told)[1]) > 0.5  # type: ignore[index]
+
+
+def test_own_data_keeps_every_budget_and_personal_models_win(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("own_data.py", "--rounds", "6", "--out", "kept", monkeypatch=monkeypatch, folder=tmp_path)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert len(rows) == 6
+    for _, budget, density, _, _ in rows:
+        assert 0 < float(density) <= float(budget)
+    ours, other = (sum(float(row[at]) for row in rows) / 6 for at in (3, 4))
+    assert ours > other + 0.2
+    assert (tmp_path / "kept" / "pfedgate" / "summary.json").exists()
+
+
+def test_read_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start("read_results.py", monkeypatch=monkeypatch, folder=tmp_path)
+    first = capsys.readouterr().out
+    assert "pfedgate on digits, 6 rounds" in first
+    assert "fedavg on digits, 6 rounds" in first
+    assert (tmp_path / "results.png").stat().st_size > 5000
+    start("read_results.py", "runs/example/fedavg", "--plot", "one.svg", monkeypatch=monkeypatch, folder=tmp_path)
+    assert "pfedgate" not in capsys.readouterr().out
+    assert (tmp_path / "one.svg").exists()
 
 
 def test_theory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,67 @@
+"""Read what runs left in their folders, print it and draw it.
+
+python examples/read_results.py runs/compare-digits        # a run or a comparison; without one, a small one is made
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+
+import pfedgate
+from pfedgate import runfolder
+from pfedgate.runfolder import Run
+
+
+def small_runs(folder: Path) -> list[Run]:
+    """Two short runs to look at."""
+    runs = []
+    for algorithm in ("pfedgate", "fedavg"):
+        pfedgate.run(algorithm=algorithm, train={"rounds": 6}, evaluate={"every": 2}, out=folder / algorithm)
+        runs.append(runfolder.load(folder / algorithm))
+    return runs
+
+
+def tell(run: Run) -> None:
+    summary = run.summary
+    print(f"\n{run.name}: {run.recipe.algorithm.name} on {run.recipe.data.name}, {summary['rounds']} rounds")
+    print(f"  accuracy {summary['accuracy']:.3f}, bottom decile {summary['bottom_decile']:.3f}")
+    print(f"  uploaded {summary['bytes_up'] / 1e6:.2f} MB, training took {run.seconds:.1f} s")
+    worst = min((row for row in run.clients if row["point"] == "after_broadcast"), key=lambda row: row["accuracy"])
+    print(f"  worst client: {worst['client']} with {worst['accuracy']:.3f}")
+    rounds = [record for record in run.participation if record["client"] == worst["client"]]
+    print(f"  it took part in {len(rounds)} rounds and sent {sum(r['bytes_up'] for r in rounds) / 1e6:.2f} MB")
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for run in runs:
+        left.plot(*zip(*run.curve("accuracy"), strict=True), marker="o", label=run.name)
+        right.plot(sorted(row["accuracy"] for row in run.clients if row["point"] == "after_broadcast"), marker=".")
+    left.set(xlabel="round", ylabel="accuracy")
+    right.set(xlabel="clients, sorted", ylabel="accuracy")
+    left.legend(frameon=False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, help="a run or a comparison")
+    parser.add_argument("--plot", type=Path, default=Path("results.png"))
+    chosen = parser.parse_args(given)
+    runs = runfolder.load_all(chosen.folder) if chosen.folder else small_runs(Path("runs/example"))
+    for run in runs:
+        tell(run)
+    draw(runs, chosen.plot)
+    print(f"\ndrawn in {chosen.plot}")
+
+
+if __name__ == "__main__":
+    main()
