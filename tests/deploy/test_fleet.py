@@ -45,13 +45,13 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
 
 
 def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> None:
-    tables = {**SMALL, "train": {"rounds": 3, "batch": 8}, "evaluate": {"every": 0}}
+    tables = {**SMALL, "train": {"rounds": 4, "batch": 8}, "evaluate": {"every": 0}}
     deadline = 40 * patience()  # a round takes a third of that
     app = write_app(tmp_path, tables, nodes=2, quorum=0.6, deadline=deadline)
     with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * patience()) as fleet:
         lines = fleet.run(app, {"folder": str(tmp_path / "run")}, timeout=300 * patience())
         for line in lines:
-            if "round 1/3" in line:
+            if "round 1/4" in line:
                 break
         before = dict(gates(tmp_path / "fleet", 2))
         assert sorted(before) == ["0", "1", "2"]
@@ -64,32 +64,31 @@ def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> No
     assert not processes(tmp_path)
     done = runfolder.load(tmp_path / "run")
     assert done.finished, rest
-    assert [record["refused"] for record in done.metrics] == [0, 1, 0], done.metrics
+    refused = [record["refused"] for record in done.metrics]
+    assert refused in ([0, 1, 0, 0], [0, 1, 1, 0]), done.metrics  # a slow machine takes another round to start a node
     # Our deadline; or, on a machine so slow that it is longer, Flower's own notice after about a minute.
     reasons = (f"no answer within {deadline:.0f} s", "Flower reports error")
     assert done.metrics[1]["refusals"][0].startswith(tuple(f"client '1', round 2: {reason}" for reason in reasons))
-    # The same as if it had only been away in round 2: in round 3 it went on with the gate of round 1.
-    server, states = _missing_round_2(tmp_path / "away", tables)
+    # The same as if it had only been away for a while: afterwards it went on with the gate of round 1.
+    server, states = _away(tmp_path / "away", tables, refused)
     assert same(done.server(), server)
     after = dict(gates(tmp_path / "fleet", 2))
     assert after.keys() == states.keys()
     assert all(same(after[client], states[client]) for client in after)
 
 
-def _missing_round_2(folder: Path, tables: dict[str, Any]) -> tuple[State, dict[str, State]]:
-    """A run over a fake grid whose second node is not there in round 2: the server's State, and everybody's gate."""
+def _away(folder: Path, tables: dict[str, Any], refused: list[int]) -> tuple[State, dict[str, State]]:
+    """A run over a fake grid whose second node is not there in some rounds: the server's State, and all gates."""
 
     def scene(grid: FakeGrid) -> Spoil:
         def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
-            at = order.about.get("round", {}).get("index")
-            if at == 0 and node == 12:
-                grid.gone.add(12)
-            elif at == 1:
-                grid.gone.clear()
+            if "round" in order.about:
+                following = order.about["round"]["index"] + 1
+                grid.gone = {12} if following < len(refused) and refused[following] else set()
             return [answer]
 
         return spoil
 
     result, _, _ = deployed(folder, tables, nodes=2, scene=scene)
-    assert [record["refused"] for record in result.history] == [0, 1, 0]
+    assert [record["refused"] for record in result.history] == refused
     return result.server, private_states(folder, 2)
