@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,11 +17,11 @@ from tests.gating.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
-from pfedgate import Block, Budget, GatedModel, InfeasibleBudget, Piece, measure
+from pfedgate import Block, Budget, GatedModel, InfeasibleBudget, Piece, measure, models
 from pfedgate.gating.budget import Selector
 
 Floats = npt.NDArray[np.float64]
-COUNT = 40  # gates per budget: with five budgets on each of the cases below, two thousand
+COUNT = 40  # gates per budget: with six budgets on each of the cases below, two thousand
 
 
 def gates(blocks: int, groups: list[npt.NDArray[np.int64]], count: int, seed: int) -> Iterator[Floats]:
@@ -84,9 +85,12 @@ def test_density_and_flops_stay_below_the_budget(name: str, split: Any) -> None:
     gated = pfedgate.gate(model, x, 1.0, split=split).train(False)
     aligned = gated.execution == "sliced"
     dense = measure.flops(lambda: model(x))
+    # Where everything is kept, the smallest gate of a toy network may be more than 2 % of it (one value per channel).
+    extra = {1.0: max(0.02, gated.plan.gate_flops / gated.plan.costs.dense().get("flops", math.inf))}
+    assert name in ("not_zero", "shared", "unknown") or extra[1.0] == 0.02
     seen: set[tuple[Any, ...]] = set()
     checked = 0
-    for share in (0.9, 0.7, 0.5, 0.3, 0.1):
+    for share in (1.0, 0.9, 0.7, 0.5, 0.3, 0.1):
         try:
             gated.rebudget(share)
         except InfeasibleBudget:
@@ -106,7 +110,7 @@ def test_density_and_flops_stay_below_the_budget(name: str, split: Any) -> None:
                 seen.add(key)
                 with torch.no_grad():
                     spent = measure.flops(lambda: gated(x))
-                assert spent <= share * dense + 0.02 * dense, (key, spent / dense)
+                assert spent <= (share + extra.get(share, 0.02)) * dense, (key, spent / dense)
     assert checked >= COUNT
     assert not aligned or len(seen) > 3
 
@@ -211,9 +215,18 @@ def test_a_single_reachable_selection_is_warned_of() -> None:
     assert gated.plan.reachable_masks(0.5, limit=3) == 3
 
 
+@pytest.mark.parametrize("name", [*models.names()])
+def test_flops_of_the_default_gate_are_small(name: str) -> None:
+    """So that at s = 1, where everything is kept, the gated model costs at most 2 % more than the dense one."""
+    model, x = models.build(name), models.example(name)
+    gated = pfedgate.gate(model, x, 1.0).eval()
+    assert gated.gate.size <= 0.063 * gated.plan.size
+    assert measure.flops(lambda: gated(x)) <= 1.02 * measure.flops(lambda: model.eval()(x))
+
+
 def test_flops_of_a_large_gate_come_out_of_the_budget() -> None:
     model, x = build("mlp")
-    gated = pfedgate.gate(model, x, 0.5)
+    gated = pfedgate.gate(model, x, 0.5, gate={"max_flops": 1.0})
     dense = gated.plan.costs.dense()["flops"]
     assert gated.plan.gate_flops > 0.02 * dense
     assert gated.selector.limits["flops"] + gated.plan.gate_flops == pytest.approx(0.52 * dense)

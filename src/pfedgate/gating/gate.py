@@ -12,6 +12,7 @@ Where the default departs from the paper, and why (measured; ``GateConfig.paper(
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -35,7 +36,7 @@ class GateOutput(NamedTuple):
 
 
 class Gate(nn.Module):
-    """The gate of one client for a model of ``blocks`` blocks and ``model_size`` parameters.
+    """The gate of one client for a model of ``blocks`` blocks, ``model_size`` parameters and ``model_flops`` FLOPs.
 
     ``example`` is a batch like those to come (only its shape and kind matter). Integer tokens are read
     through ``embedding``, which stays the model's own: neither registered here nor trained through the gate;
@@ -58,6 +59,7 @@ class Gate(nn.Module):
         config: GateConfig | None = None,
         *,
         model_size: int,
+        model_flops: float = math.inf,
         embedding: nn.Embedding | None = None,
         classes: int | None = None,
         generator: torch.Generator | None = None,
@@ -68,7 +70,7 @@ class Gate(nn.Module):
             raise ValueError(f"a gate needs at least one block and one parameter: got {blocks}, {model_size}")
         if config.shift and not classes:
             raise ValueError("GateConfig.shift adds one value per class: pass classes=...")
-        self.config, self.blocks, self.model_size = config, blocks, model_size
+        self.config, self.blocks, self.model_size, self.model_flops = config, blocks, model_size, model_flops
         self.classes = (classes or 0) if config.shift else 0
         self.paths = config.paths if config.train_weights else 1  # learned ones: M and G, or one of them
         self.reader = self._fit(example, embedding)
@@ -96,6 +98,11 @@ class Gate(nn.Module):
     def size(self) -> int:
         """Number of private parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def flops(self) -> float:
+        """Per sample, forward."""
+        return self._flops_with(self.reader)
 
     def forward(self, x: Tensor) -> GateOutput:
         """M, G and the class shift for this batch (means over it), or for the client if that is the scope."""
@@ -176,15 +183,18 @@ class Gate(nn.Module):
         return Features(self.client_features[None], self.client_mean[None], self.client_var[None])
 
     def _fit(self, example: Tensor, embedding: nn.Embedding | None) -> Reader:
-        """The reader with the largest pooling that keeps the gate within its share of the model."""
+        """The reader with the largest pooling that keeps the gate within its shares of the model's size and FLOPs."""
         config = self.config
         pools = POOLS[kind_of(example)] if config.pool is None else (config.pool,)
         patches, last = config.features == "patches", config.channels_last
         for pool in pools:
             reader = Reader(example, pool, embedding=embedding, patches=patches, channels_last=last)
             size = self._size_with(reader)
-            if size <= config.max_share * self.model_size:
+            fits = size <= config.max_share * self.model_size
+            if fits and self._flops_with(reader) <= config.max_flops * self.model_flops:
                 return reader
+        if fits:  # the plan takes what is too much from the budget
+            return reader
         warnings.warn(
             f"the gate has {size:,} parameters, {size / self.model_size:.1%} of the model's "
             f"{self.model_size:,} (wanted: at most {config.max_share:.1%}), from {reader.features} features "
@@ -202,6 +212,11 @@ class Gate(nn.Module):
         if self.config.pre_norm:
             size += 2 * reader.channels + (4 if reader.norm_rank == 2 else 6)
         return size
+
+    def _flops_with(self, reader: Reader) -> float:
+        """Per sample: one product for all paths, and the mixture of two or three means and variances."""
+        statistics = min(reader.norm_rank, 3) if self.config.pre_norm else 0
+        return 2.0 * reader.features * (self.paths * self.blocks + self.classes) + 4.0 * statistics * reader.channels
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None) -> Gate:

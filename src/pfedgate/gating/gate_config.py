@@ -45,10 +45,13 @@ class GateConfig:
     # What is pooled: averages, or averages and standard deviations of each cell (twice the size).
     features: Literal["pooled", "patches"] = "pooled"
     # p x p cells of an image, p positions of a sequence, p values of a flat vector. None: the largest that
-    # keeps the gate within max_share. 0: no pooling, the paper's flattened input.
+    # keeps the gate within max_share and max_flops. 0: no pooling, the paper's flattened input.
     pool: int | None = None
     # The paper's own figure for gate size / model size (6.3 %); more is stored, but hardly learned from.
     max_share: float = 0.063
+    # FLOPs of the gate / FLOPs of the model, per sample. Beyond 2 % they come out of the budget, and at a budget of 1
+    # there is nothing they could come out of.
+    max_flops: float = 0.02
     # Channels are the last dimension of the input ([N, T, C]) instead of the second.
     channels_last: bool = False
     # A third, zero-initialised path to one additive value per class: adapts the outputs to the client's
@@ -71,10 +74,10 @@ class GateConfig:
                 raise ValueError(f"GateConfig.{name}: {unknown('value', str(value), known)}")
         if self.paths not in (1, 2):
             raise ValueError(f"GateConfig.paths must be 1 or 2, got {self.paths}")
-        if self.max_share <= 0 or not 0 < self.weight_range <= 1:
+        if self.max_share <= 0 or self.max_flops <= 0 or not 0 < self.weight_range <= 1:
             raise ValueError(
-                "GateConfig needs max_share > 0 and 0 < weight_range <= 1 (M must not turn negative), "
-                f"got {self.max_share} and {self.weight_range}"
+                "GateConfig needs max_share > 0, max_flops > 0 and 0 < weight_range <= 1 (M must not turn negative), "
+                f"got {self.max_share}, {self.max_flops} and {self.weight_range}"
             )
         if self.pool is not None and self.pool < 0:
             raise ValueError(f"GateConfig.pool must be positive, 0 (none) or None (automatic), got {self.pool}")

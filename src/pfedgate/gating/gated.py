@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ def gate(
             len(plan.blocks),
             config,
             model_size=plan.size,
+            model_flops=plan.costs.dense().get("flops", math.inf),
             embedding=None if batch.is_floating_point() else _first(model, nn.Embedding),
             classes=_classes(result) if config.shift else None,
             generator=generator,

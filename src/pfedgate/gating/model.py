@@ -78,7 +78,7 @@ class GatedModel(nn.Module):
         self.model, self.gate = model, gate
         self.plan, self.execution, self.compensate = plan, execution, compensate
         self.straight_through = straight_through
-        plan.gate_size, plan.gate_flops = gate.size, _gate_flops(gate)
+        plan.gate_size, plan.gate_flops = gate.size, gate.flops
         self._forget()
         self.rebudget(budget)
 
@@ -218,12 +218,6 @@ class GatedModel(nn.Module):
 def _free(leaf: Tensor) -> None:
     """A copy of live weights is not needed once its gradient is there: the optimiser steps on the parameter itself."""
     leaf.data = leaf.data.new_empty(1).expand(leaf.shape)  # the shape stays, for further gradients
-
-
-def _gate_flops(gate: Gate) -> float:
-    """FLOPs per sample: one product for all paths, and the mixture of two or three means and variances."""
-    statistics = min(gate.reader.norm_rank, 3) if gate.pre_norm is not None else 0
-    return 2.0 * gate.fc.weight.numel() + 4.0 * statistics * gate.reader.channels
 
 
 def _stack(results: list[Any]) -> Any:
