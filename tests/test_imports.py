@@ -24,7 +24,8 @@ LAYERS = [
     {"algorithms"},
     {"engine"},
     {"exchange", "deploy"},
-    {"report", "studies"},
+    {"report"},
+    {"studies"},  # its pages and figures are painted by the report
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -106,15 +106,21 @@ class Steps:
         """Seconds until the end, None before the first step of this session."""
         return None if self._pace is None else self._pace.left()
 
-    def at(self, done: int, of: int, told: str = "") -> None:
-        """So many are done, and this is worth saying; the first call says where it starts."""
+    def at(self, done: int, of: int, told: str | None = "", *, share: float | None = None) -> None:
+        """So many are done, and this is worth saying (None: nothing); the first call says where it starts.
+
+        share  of the work that is done, where steps take unequal time
+        """
         if self._pace is None:
             self._pace = Pace()
-            self._pace.start(done, of)
+            self._pace.start(done if share is None else share, of if share is None else 1.0)
         else:
-            self._pace.done(done)
+            self._pace.done(done if share is None else share)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=of, score=escape(told))
+            self._bar.update(self._task, completed=done, total=of)
+            if told is not None:
+                self._bar.update(self._task, score=escape(told))
+        if self._bar is not None or told is None:
             return
         parts = [f"{self.what} {done}/{of}", *([told] if told else [])]
         if done < of and self.left() is not None:
@@ -142,16 +148,16 @@ class Pace:
     """Time left, from the rounds of this session."""
 
     def __init__(self) -> None:
-        self._from, self._rounds, self._done = 0, 0, 0
+        self._from, self._rounds, self._done = 0.0, 0.0, 0.0
         self._began = self._last = time.monotonic()
 
-    def start(self, done: int, rounds: int) -> None:
+    def start(self, done: float, rounds: float) -> None:
         """Rounds begin now."""
         self._from = self._done = done
         self._rounds = rounds
         self._began = self._last = time.monotonic()
 
-    def done(self, round: int) -> None:
+    def done(self, round: float) -> None:
         """A round has ended."""
         self._done, self._last = round, time.monotonic()
 

@@ -1,0 +1,123 @@
+"""`reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markdown import Markdown
+from rich.table import Table
+
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
+from pfedgate.cli.layers import over
+from pfedgate.progress import Steps, size
+
+if TYPE_CHECKING:
+    from pfedgate.studies import Cells, Order, Study
+
+SCALES = "tiny|small|paper"
+
+
+@app.command()
+@command
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="STUDY...", help="table1, …, figure-gates, pareto, or all.")
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, hours or days.")] = "tiny",
+    cells: Annotated[
+        str,
+        typer.Option(
+            "--cells", metavar="I/N|PATTERN", help="Only these cells, and no pages: 1/4 on the first of four machines."
+        ),
+    ] = "",
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Data sets of the scale, instead of the usual.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Instead of the scale's.")] = None,
+    set: Settings = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Cells at a time; one per core.")] = None,
+    out_dir: Annotated[
+        Path, typer.Option("--out", help="Where cells are kept; finished ones are never run again.")
+    ] = Path("runs/reproduce"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="Where pages and figures go: docs/results, of tiny studies the --out folder."),
+    ] = None,
+    recipes: Annotated[
+        Path | None, typer.Option("--recipes", help="Folder of the recipes with the tuned settings.")
+    ] = None,
+    any_code: Annotated[
+        bool, typer.Option("--any-code", help="Take cells that another version of the code has finished.")
+    ] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before hours of work.")] = False,
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Run the paper's tables and figures and write them as pages; without a name: list them.
+
+    Cells (method, data, seed) are shared between studies, and what was interrupted goes on with the same command.
+    """
+    from pfedgate import studies
+    from pfedgate.studies import Order, scales
+
+    if not names:
+        out().print(_list())
+        return
+    chosen = [studies.get(name) for name in (studies.names() if "all" in names else dict.fromkeys(names))]
+    layers = [*over(set, data_dir), *([{"train": {"rounds": rounds}}] if rounds else [])]
+    layers = [layer for layer in layers if layer]
+    order = Order(scales.get(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_code, cells)
+    order.workers = workers or len(os.sched_getaffinity(0))
+    console = err()
+    if estimate or scale == "paper":
+        told = _estimate(chosen, order)
+        out().print(told, highlight=False, soft_wrap=True)
+        if estimate or not (yes or typer.confirm("Start?", err=True)):
+            return
+    if results is None and scale != "tiny" and Path("docs").is_dir():
+        results = Path("docs/results")
+    with Steps(f"reproduce {scale}", "cell", console) as steps:
+
+        def watch(host: Cells, told: str | None) -> None:
+            steps.at(host.done, host.total, told, share=host.share)
+
+        try:
+            written = studies.reproduce(
+                [study.name for study in chosen], scale=scale, out=out_dir, results=results, worlds=order.worlds,
+                part=cells, workers=order.workers, over=layers, recipes=recipes, any_code=any_code, watch=watch,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            console.print("\nStopped; what is done is kept. The same command goes on.", highlight=False)
+            raise typer.Exit(130) from None
+    pages = [path for path in written if path.suffix == ".md"]
+    if len(pages) == 1:
+        out().print(Markdown(pages[0].read_text(encoding="utf-8")))
+    for path in written:
+        out().print(str(path), highlight=False, soft_wrap=True)
+
+
+def _list() -> Table:
+    from pfedgate import studies
+
+    view = Table(title="studies", caption=f"pfedgate reproduce STUDY... --scale {SCALES}; all: every one of them")
+    for title in ("name", "what it shows", "methods", "data"):
+        view.add_column(title)
+    for study in studies.STUDIES:
+        known = ", ".join(dict.fromkeys(column.title for column in study.columns))
+        view.add_row(study.name, study.title, str(len(study.rows) or "-"), known or "measured")
+    return view
+
+
+def _estimate(chosen: list[Study], order: Order) -> str:
+    from pfedgate.studies.estimate import estimate, long, repeats
+    from pfedgate.studies.schedule import select
+
+    found = estimate(select(repeats(order, chosen), order.part), order)
+    return (
+        f"{found.cells} cells to run, about {long(found.seconds)} with {order.workers} at a "
+        f"time, {size(found.kept)} on disk ({size(found.peak)} while it runs). Split it with --cells 1/4, 2/4, …"
+    )

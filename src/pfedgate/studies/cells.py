@@ -1,0 +1,149 @@
+"""A cell of a study: one run, kept in a folder named by what was run and by the code that ran it.
+
+Two studies that need the same run share it. What cannot change a result (workers, folders, the parts of this package
+that only show things) is no part of the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import pfedgate
+from pfedgate import algorithms, experiment, jobs, metrics, runfolder
+from pfedgate.config import Recipe, resolve
+from pfedgate.engine import one_thread
+from pfedgate.metrics import Record
+from pfedgate.roster import Roster
+from pfedgate.runfolder import Run
+from pfedgate.serve import Endpoint
+from pfedgate.store import MemoryStore, write_atomically
+from pfedgate.types import Round
+
+# Parts of the package that no result depends on.
+SHOWING = ("cli", "studies", "report", "tune", "deploy", "methods", "progress", "watch", "trackers", "demo", "theory")
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """A digest of the source that results depend on.
+
+    >>> len(code_version())
+    8
+    """
+    root, digest = Path(pfedgate.__file__).parent, hashlib.blake2b(digest_size=4)
+    for path in sorted(root.rglob("*.py")):
+        inner = path.relative_to(root)
+        if inner.with_suffix("").parts[0] not in SHOWING:
+            digest.update(str(inner).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    recipe: Recipe
+
+    @cached_property
+    def key(self) -> str:
+        """The name of what is run, whoever runs it where."""
+        tables: dict[str, Any] = self.recipe.tables()
+        tables["run"] = {"seed": self.recipe.run.seed}
+        for name in ("data_dir", "cache_dir", "source"):
+            tables["data"].pop(name, None)
+        told = json.dumps(tables, sort_keys=True, default=str).encode()
+        digest = hashlib.blake2b(told, digest_size=6).hexdigest()
+        return f"{self.recipe.data.name}-{self.recipe.algorithm.name}-{digest}"
+
+    def folder(self, root: Path, *, any_code: bool = False) -> Path:
+        """Where it is kept: by this code or, if that is allowed and there is one, by other code."""
+        own = root / f"{self.key}-{code_version()}"
+        if any_code and not there(own):
+            others = [path for path in sorted(root.glob(f"{self.key}-*")) if there(path)]
+            return max(others, key=lambda path: (path / "summary.json").stat().st_mtime, default=own)
+        return own
+
+
+def there(folder: Path, looks: Sequence[str] = ()) -> bool:
+    """Whether a folder holds a finished cell, and what is to be known about it."""
+    return (folder / "summary.json").exists() and all((folder / f"look-{name}.json").exists() for name in looks)
+
+
+def work(job: jobs.Job, tell: jobs.Tell) -> float:
+    """Run a cell, or go on with it, and find out what studies want to know about it; returns its seconds."""
+    folder = Path(job["folder"])
+    if not (folder / runfolder.CONFIG).exists():
+        runfolder.create(folder, resolve(job["recipe"]))
+    run = runfolder.load(folder)
+
+    def hear(event: Record) -> None:
+        if event["event"] in ("start", "round"):
+            tell(event["round"])
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        if not run.finished:
+            experiment.resume(folder, callbacks=[hear])
+        for name in job["looks"]:
+            look(run, name)
+    told = sorted({str(warning.message) for warning in heard})
+    if told:  # kept beside the run: on a screen that shows hundreds of cells nobody would read them
+        write_atomically(folder / "warnings.json", json.dumps(told, indent=1).encode())
+    tidy(run)
+    return seconds_of(run)
+
+
+def seconds_of(run: Run) -> float:
+    """All of it, evaluation included."""
+    return float(sum(line["seconds"] + line["seconds_evaluation"] for line in run.timing))
+
+
+def tidy(run: Run) -> None:
+    """Drop the states of a finished run that no study looks at: of some methods they are gigabytes."""
+    if run.finished and not gated(run):
+        (run.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        shutil.rmtree(run.path / "private", ignore_errors=True)
+
+
+def gated(run: Run) -> bool:
+    """Whether its gates can still be looked at."""
+    return callable(getattr(algorithms.get(run.recipe.algorithm.name), "inspect", None))
+
+
+def look(run: Run, name: str) -> Record:
+    """Something about a trained cell, found out once."""
+    path = run.path / f"look-{name}.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(LOOKS[name](run)).encode())
+    found: Record = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def global_model(run: Run) -> Record:
+    """How the shared model does without gates: as it is, and after a round of FedAvg with it."""
+    made = experiment.plan(run.recipe)
+    plain = algorithms.build("fedavg", made.algorithm.task)
+    server, roster = run.server(), Roster.of(made.federation, "clients", made.options)
+    done = len(run.metrics)
+    round = Round(done, done + 1, made.options.seed)
+    reach = Endpoint(plain, made.federation, MemoryStore())
+    found: Record = {}
+    with one_thread():
+        for name in ("global", "global_trained"):
+            scores = metrics.summarise(list(reach.evaluate(server, round, roster)))
+            found |= {name: scores["accuracy"], f"{name}_bottom_decile": scores["bottom_decile"]}
+            if name == "global":
+                replies = reach.train(server, round, [[card] for card in roster])
+                server = plain.merge(server, ((r.card, r.update) for r in replies if r.update is not None), round)
+    return found
+
+
+LOOKS: dict[str, Callable[[Run], Record]] = {"global": global_model}

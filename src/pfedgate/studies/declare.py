@@ -1,0 +1,86 @@
+"""What a study is, as data: rows (methods) × columns (data) × seeds, and the numbers shown of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pfedgate.progress import clock, scaled, size
+
+Settings = Mapping[str, Any]  # by full name: {"train.lr": 0.1, "clients.budget": 0.5}
+Show = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as one line of a table. A value "@near" stands for what the column's data calls so."""
+
+    name: str
+    method: str
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Data, by the name that scales know it by, and what else is special about it."""
+
+    title: str
+    data: str
+    settings: Settings = field(default_factory=dict)
+    what: str = ""  # the special thing in words
+
+    @property
+    def name(self) -> str:
+        """What the column is called."""
+        return f"{self.title}, {self.what}" if self.what else self.title
+
+
+def percent(value: float) -> str:
+    """A share as a number of per cent."""
+    return f"{100 * value:.2f}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a cell. `key` names it in an outcome; `minus`: the difference to that other key."""
+
+    key: str
+    title: str
+    show: Show = percent
+    best: Callable[..., float] | None = max  # max, min, or None: nothing to win
+    minus: str = ""
+    over_first: bool = False  # divided by that of the study's first row
+
+    @property
+    def name(self) -> str:
+        """What it is called in JSON."""
+        return self.key + (f"-minus-{self.minus}" if self.minus else "") + ("-ratio" if self.over_first else "")
+
+
+ACC = Number("best_accuracy", "Acc, %")
+WORST = Number("best_bottom_decile", "bottom decile, %")
+LAST = Number("accuracy", "last round, %")
+DENSITY = Number("density", "s̄'", "{:.3f}".format, None)
+Q = Number("q", "q̄", "{:.3f}".format, None)
+UP = Number("up", "up per round", size, min)
+FLOPS = Number("flops", "compute per round", lambda value: scaled(value, "FLOP"), min)
+SECONDS = Number("seconds", "time", clock, None)
+USUAL = (ACC, WORST, LAST, DENSITY, Q, UP, FLOPS, SECONDS)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table or figure."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...] = ()
+    columns: tuple[Column, ...] = ()
+    numbers: tuple[Number, ...] = USUAL
+    note: str = ""
+    matrix: bool = False  # columns side by side instead of a table each
+    more_seeds: bool = False  # repeat with other seeds, as far as the scale does
+    look: str = ""  # something to be found out about a trained cell: see `cells.LOOKS`
+    figure: str = ""  # see `figures.PAINTERS`
+    measure: str = ""  # something to be measured beside or instead of cells: see `costs.MEASURES`

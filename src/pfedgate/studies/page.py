@@ -1,0 +1,207 @@
+"""What a study leaves: NAME.json with every number, NAME.md to read, figures beside them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pfedgate import toml
+from pfedgate.environment import environment
+from pfedgate.metrics import Record, clean
+from pfedgate.progress import clock, scaled, size
+from pfedgate.report.tables import markdown
+from pfedgate.store import write_atomically
+from pfedgate.studies import complexity, costs, figures
+from pfedgate.studies.cells import code_version, seconds_of
+from pfedgate.studies.declare import Number, Study
+from pfedgate.studies.outcome import Outcomes, spread
+from pfedgate.studies.schedule import Order
+
+POINT = "after the broadcast: each client's personal model, before any further local training"
+
+
+def write(study: Study, order: Order, folder: Path) -> list[Path]:
+    """The files of a study, from the cells that are there; measures what is still to be measured."""
+    outcomes = Outcomes.of(study, order.all_places(study), order.root, any_code=order.any_code)
+    measures = costs.MEASURES[study.measure](study, order) if study.measure and not outcomes.missing else {}
+    content = gather(study, order, outcomes, measures)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = figures.draw(study, outcomes, measures, folder) if study.figure and not outcomes.missing else []
+    write_atomically(folder / f"{study.name}.json", (json.dumps(clean(content), indent=1) + "\n").encode())
+    text = page(study, content, outcomes, measures, [path for path in drawn if path.suffix == ".svg"])
+    write_atomically(folder / f"{study.name}.md", text.encode())
+    return [folder / f"{study.name}.md", folder / f"{study.name}.json", *drawn]
+
+
+def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str, Record]) -> Record:
+    """Everything as plain data."""
+    runs = list(dict.fromkeys(outcomes.runs.values()))
+    places = [run.environments[-1] for run in runs] + [told["environment"] for told in measures.values()]
+    seconds = sum(seconds_of(run) for run in runs) + sum(told["seconds"] for told in measures.values())
+    found: Record = {
+        "study": study.name,
+        "title": study.title,
+        "scale": order.scale.name,
+        "command": command(study, order),
+        "evaluation": POINT,
+        "seconds": seconds,
+        "machine": _same([place["machine"] for place in places]) or [environment()["machine"]],
+        "commits": sorted({place["commit"] or "" for place in places}),
+        "code": sorted({run.path.name.rpartition("-")[2] for run in runs}) or [code_version()],
+        "missing": [place.label for place in outcomes.missing],
+        "rows": outcomes.table(),
+    }
+    if study.measure:
+        found["measured"] = {name: told["costs"] for name, told in measures.items()}
+    if study.measure == "complexity" and measures:
+        methods = {row.name: row.method for row in costs.COMPLEXITY_ROWS}
+        found["complexity"] = complexity.lines(measures["all"]["costs"], methods)
+    return found
+
+
+def command(study: Study, order: Order) -> str:
+    """What to type for the same again."""
+    parts = ["pfedgate reproduce", study.name, "--scale", order.scale.name]
+    parts += [f"--data {name}" for name in order.worlds]
+    for layer in order.over:
+        for section, table in layer.items():
+            given = table if isinstance(table, Mapping) else {"": table}
+            parts += [f"--set {section}{'.' * bool(key)}{key}={toml.dump(value)}" for key, value in given.items()]
+    return " ".join(parts)
+
+
+def _same(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def page(
+    study: Study, content: Record, outcomes: Outcomes, measures: Mapping[str, Record], drawn: Sequence[Path]
+) -> str:
+    """The page to read."""
+    lines = [f"# {study.name}: {study.title}", ""]
+    if content["missing"]:
+        lines += [f"**Not finished: {len(content['missing'])} cells are still missing.**", ""]
+    for path in drawn:
+        lines += [f"![{study.title}]({path.name})", ""]
+    if study.rows:
+        lines += _matrix(outcomes) if study.matrix else _sections(outcomes)
+    lines += {"steps": _steps, "complexity": _complexity, "times": _times}[study.measure](content) if measures else []
+    if study.note:
+        lines += [study.note, ""]
+    return "\n".join([*lines, *_about(content)]) + "\n"
+
+
+def _cell(outcomes: Outcomes, row: str, column: str, number: Number, best: bool) -> Record:
+    found = spread(outcomes.values(row, column, number))
+    if found is None:
+        return {"text": "–", "value": None, "best": False}
+    text = number.show(found["mean"])
+    if found["std"] is not None:
+        text += f" ± {number.show(found['std'])}"
+    return {"text": text, "value": found["mean"], "best": best}
+
+
+def _winner(outcomes: Outcomes, column: str, number: Number) -> str | None:
+    """The row with the best mean; nothing if all are alike."""
+    means = {row: spread(outcomes.values(row, column, number)) for row in outcomes.rows(column)}
+    known = {row: found["mean"] for row, found in means.items() if found is not None}
+    if number.best is None or len(set(known.values())) < 2:
+        return None
+    return str(number.best(known, key=lambda row: known[row]))
+
+
+def _sections(outcomes: Outcomes) -> list[str]:
+    """A table for every column."""
+    lines = []
+    for column in outcomes.columns:
+        shown = [n for n in outcomes.study.numbers if any(outcomes.values(r, column, n) for r in outcomes.rows(column))]
+        winners = [_winner(outcomes, column, number) for number in shown]
+        rows = []
+        for row in outcomes.rows(column):
+            cells = [_cell(outcomes, row, column, n, row == w) for n, w in zip(shown, winners, strict=True)]
+            rows.append({"name": row, "cells": cells})
+        head = [{"title": number.title} for number in shown]
+        lines += [f"## {column}", "", markdown({"first": "method", "head": head, "rows": rows}), ""]
+    return lines
+
+
+def _matrix(outcomes: Outcomes) -> list[str]:
+    """A table for every number, columns side by side."""
+    lines = []
+    rows = [row.name for row in outcomes.study.rows if any(row.name in outcomes.rows(c) for c in outcomes.columns)]
+    for number in outcomes.study.numbers:
+        winners = {column: _winner(outcomes, column, number) for column in outcomes.columns}
+        told = []
+        for row in rows:
+            cells = [_cell(outcomes, row, column, number, winners[column] == row) for column in outcomes.columns]
+            told.append({"name": row, "cells": cells})
+        head = [{"title": column} for column in outcomes.columns]
+        lines += [f"## {number.title}", "", markdown({"first": "method", "head": head, "rows": told}), ""]
+    return lines
+
+
+def _steps(content: Record) -> list[str]:
+    head = ["method", "time, ms", "× FedAvg", "peak memory", "× FedAvg", "FLOPs, × FedAvg"]
+    lines = []
+    for batch, costs_of in content["measured"].items():
+        base = next(iter(costs_of.values()))
+        lines += [f"## Batch {batch}", "", _row(head), "|---|" + "---:|" * (len(head) - 1)]
+        for name, cost in costs_of.items():
+            cells = [name, f"{cost['ms']:.2f}", f"{cost['ms'] / base['ms']:.2f}", size(cost["peak"])]
+            lines.append(_row([*cells, *(f"{cost[key] / base[key]:.2f}" for key in ("peak", "flops"))]))
+        lines.append("")
+    told = "One client's round divided by its batches, with all that a client does in it; one thread, methods in turn."
+    return [*lines, told, ""]
+
+
+def _complexity(content: Record) -> list[str]:
+    shown = {"flops": "FLOP", "inference": "FLOP", "merge_ms": "ms"}
+    keys = {line.title: line.key for line in complexity.LINES}
+    lines: list[str] = []
+    last = ""
+    for told in content["complexity"]:
+        if told["quantity"] != last:
+            last = told["quantity"]
+            lines += ["", f"## {last[0].upper()}{last[1:]}", "", *([told["why"], ""] if told["why"] else [])]
+            lines += [_row(["method", "published", "correct", "measured", "× FedAvg"]), "|---|---|---|---:|---:|"]
+        unit = shown.get(keys[last], "B")
+        value = f"{told['measured']:.2f} ms" if unit == "ms" else scaled(told["measured"], unit)
+        correct = f"**{told['correct']}**" if told["wrong"] else told["correct"]
+        ratio = "–" if told["ratio"] is None else f"{told['ratio']:.2f}"
+        lines.append(_row([told["row"], told["published"], correct, value, ratio]))
+    return [*lines[1:], "", "Bold: where the published table is wrong or leaves something out.", ""]
+
+
+def _times(content: Record) -> list[str]:
+    lines = []
+    for column, costs_of in content["measured"].items():
+        base = next(cost for name, cost in costs_of.items() if name == "FedAvg")
+        lines += [f"## {column}: measured step", "", _row(["method", "ms per batch", "× FedAvg"]), "|---|---:|---:|"]
+        lines += [_row([n, f"{c['ms']:.2f}", f"{c['ms'] / base['ms']:.2f}"]) for n, c in costs_of.items()]
+        lines.append("")
+    return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _about(content: Record) -> list[str]:
+    """Where it comes from."""
+    machines = [f"{m['cpu']}, {m['cores']} cores" for m in content["machine"]]
+    commits = [commit[:12] + ("+" if commit.endswith("+") else "") for commit in content["commits"] if commit]
+    scored = f"- Scored {content['evaluation']}; rates and rounds chosen on validation data"
+    return [
+        f"- Command: `{content['command']}`",
+        *([scored] if content["rows"] else []),
+        f"- Time of all runs together: {clock(content['seconds'])} (one thread each) on {'; '.join(machines)}",
+        f"- Code: {', '.join(content['code'])}" + (f", commit {', '.join(commits)}" if commits else ""),
+        f"- Written: {time.strftime('%Y-%m-%d %H:%M %Z')}",
+    ]

@@ -1,0 +1,180 @@
+"""Running the cells of studies: each once, finished ones never again, several at a time."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfedgate import jobs
+from pfedgate.studies import cells, scales
+from pfedgate.studies.cells import Cell, there
+from pfedgate.studies.declare import Study
+from pfedgate.studies.outcome import Outcomes, Place
+from pfedgate.studies.scales import Scale
+
+MOST_GATES = 3  # of the rows that get more seeds, so that the best baselines get them too
+
+
+@dataclass
+class Order:
+    """What to run, where and how."""
+
+    scale: Scale
+    out: Path
+    worlds: tuple[str, ...] = ()
+    over: Sequence[Mapping[str, Any]] = ()
+    recipes: Path | None = None
+    any_code: bool = False
+    part: str = ""  # of --cells
+    workers: int = 1
+
+    @property
+    def root(self) -> Path:
+        """Where cells are kept, whichever study they belong to."""
+        return self.out / "cells"
+
+    def places(self, study: Study, seed: int = 0, rows: Sequence[str] | None = None) -> list[Place]:
+        """The cells of a study with one seed."""
+        found = []
+        for column, world in scales.columns_of(study, self.scale, self.worlds):
+            for row in study.rows:
+                if rows is None or row.name in rows:
+                    recipe = scales.recipe_of(
+                        row, column, world, self.scale, seed=seed, over=self.over, recipes=self.recipes
+                    )
+                    found.append(Place(study, row, column, seed, Cell(recipe)))
+        return found
+
+    def all_places(self, study: Study) -> list[Place]:
+        """Those with the first seed, and others as far as it is known which rows are repeated."""
+        first = self.places(study)
+        if not study.more_seeds:
+            return first
+        found = list(first)
+        outcomes = Outcomes.of(study, first, self.root, any_code=self.any_code)
+        for column, _ in scales.columns_of(study, self.scale, self.worlds):
+            chosen = repeated(study, outcomes, column.name, self.scale.best)
+            for seed in range(1, self.scale.seeds):
+                found += [p for p in self.places(study, seed, chosen) if p.column.name == column.name]
+        return found
+
+
+def repeated(study: Study, outcomes: Outcomes, column: str, best: int | None) -> list[str]:
+    """Rows of a column that get more seeds: the best on validation data, and FedAvg; none until all are there."""
+    rows = [row.name for row in study.rows]
+    if best is None:
+        return rows
+    there = outcomes.rows(column)
+    if set(there) != set(rows):
+        return []
+    gates = {row.name for row in study.rows if row.method == "pfedgate"}
+    chosen: list[str] = []
+    for name in sorted(rows, key=lambda name: -outcomes.validation(name, column)):
+        if len(chosen) < best and (name not in gates or sum(c in gates for c in chosen) < MOST_GATES):
+            chosen.append(name)
+    return chosen + [row.name for row in study.rows if row.method == "fedavg" and row.name not in chosen]
+
+
+def select(places: Sequence[Place], part: str) -> list[Place]:
+    """The places that `--cells` asks for: "2/4" is every fourth cell from the second on, anything else a pattern.
+
+    >>> select([], "1/2")
+    []
+    """
+    share = re.fullmatch(r"(\d+)/(\d+)", part)
+    if not share:
+        return [place for place in places if fnmatch.fnmatchcase(place.label.lower(), f"*{part.lower()}*")]
+    index, of = int(share[1]), int(share[2])
+    if not 1 <= index <= of:
+        raise ValueError(f"--cells {part}: the first number goes from 1 to the second")
+    order = {key: at for at, key in enumerate(dict.fromkeys(place.cell.key for place in places))}
+    return [place for place in places if order[place.cell.key] % of == index - 1]
+
+
+@dataclass
+class Cells:
+    """A host of jobs: all cells that are not finished."""
+
+    order: Order
+    watch: Callable[[Cells, str | None], None] = lambda host, told: None  # None: nothing has ended
+    later: Callable[[], Sequence[Place]] = tuple  # places to come when all is done; asked once
+    waiting: list[tuple[Cell, list[str], str]] = field(default_factory=list)  # cell, looks, label
+    running: dict[str, int] = field(default_factory=dict)  # rounds done, by key
+    done: int = 0
+    total: int = 0
+    rounds: int = 0  # of all that is to be done
+    rounds_done: int = 0
+    failed: dict[str, jobs.Failed] = field(default_factory=dict)
+
+    def add(self, places: Sequence[Place]) -> None:
+        """Cells of places; those that are finished, and looked at, are counted as done."""
+        wanted: dict[str, tuple[Cell, list[str], str]] = {}
+        for place in places:
+            cell, looks, _ = wanted.setdefault(place.cell.key, (place.cell, [], place.label))
+            if place.study.look and place.study.look not in looks:
+                looks.append(place.study.look)
+        self.total = len(wanted)
+        self.waiting = []
+        for cell, looks, label in wanted.values():
+            folder = cell.folder(self.order.root, any_code=self.order.any_code)
+            if not there(folder, looks) and label not in self.failed:
+                self.waiting.append((cell, looks, label))
+        self.done = self.total - len(self.waiting)
+        self.rounds += sum(cell.recipe.train.rounds for cell, _, _ in self.waiting)
+
+    def run(self) -> None:
+        """All of them."""
+        self.watch(self, "")
+        jobs.run(cells.work, self, workers=self.order.workers)
+
+    def next(self) -> jobs.Job | None:
+        """The next cell; when all are done those that come later."""
+        if not self.waiting and not self.running and self.later is not tuple:
+            later, self.later = self.later, tuple
+            self.add(later())
+        if not self.waiting:
+            return None
+        cell, looks, label = self.waiting.pop(0)
+        self.running[label] = 0
+        folder = cell.folder(self.order.root, any_code=self.order.any_code)
+        rounds = cell.recipe.train.rounds
+        return {
+            "folder": str(folder), "recipe": cell.recipe.tables(), "looks": looks, "label": label, "rounds": rounds,
+        }  # fmt: skip
+
+    def said(self, job: jobs.Job, message: Any) -> None:
+        """A round of a cell has ended."""
+        self.running[job["label"]] = int(message)
+        self.watch(self, None)
+
+    def ended(self, job: jobs.Job, result: Any) -> None:
+        """A cell is on disk, or failed: then the others go on."""
+        self.running.pop(job["label"])
+        self.done += 1
+        self.rounds_done += job["rounds"]
+        told = job["label"]
+        if isinstance(result, jobs.Failed):
+            self.failed[job["label"]] = result
+            told += f" failed: {result.error}"
+        self.watch(self, told)
+
+    @property
+    def share(self) -> float:
+        """How much of this session's work is done."""
+        return (self.rounds_done + sum(self.running.values())) / max(1, self.rounds)
+
+
+def run(studies: Sequence[Study], order: Order, watch: Callable[[Cells, str | None], None]) -> Cells:
+    """All cells of some studies; when the first seeds are there, those that are repeated."""
+
+    def places() -> list[Place]:
+        return select([place for study in studies for place in order.all_places(study)], order.part)
+
+    host = Cells(order, watch, places)
+    host.add(places())
+    host.run()
+    return host

@@ -1,0 +1,157 @@
+"""Studies end to end: every table and figure at the tiny scale; nothing is run twice, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import pfedgate
+from pfedgate import jobs, runfolder
+from pfedgate.cli import app
+from pfedgate.studies import names, paper, reproduce, scales, schedule
+from pfedgate.studies.cells import there
+
+
+def told(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.timeout(1800)
+def test_all_studies_run(tmp_path: Path) -> None:
+    """What CI knows of `pfedgate reproduce all`: seconds of work, every file, sensible numbers."""
+    written = reproduce(["all"], scale="tiny", out=tmp_path, workers=2)
+    results = tmp_path / "tiny" / "results"
+    for name in names():
+        study, content = paper.get(name), told(results, name)
+        text = (results / f"{name}.md").read_text()
+        assert not content["missing"]
+        assert len({(row["row"], row["column"]) for row in content["rows"]}) == len(content["rows"])
+        assert {row["row"] for row in content["rows"]} == {row.name for row in study.rows}
+        assert content["seconds"] > 0
+        assert content["machine"][0]["cores"]
+        assert f"`pfedgate reproduce {name} --scale tiny`" in text
+        for kind in ("svg", "png"):
+            assert (results / f"{name}.{kind}" in written) == bool(study.figure)
+    _check_accuracies(told(results, "table1"))
+    _check_costs(told(results, "table5"), told(results, "table2"))
+    novel = told(results, "table8")["rows"][0]["numbers"]
+    gap = novel["accuracy"]["mean"] - novel["novel"]["mean"]
+    assert novel["accuracy-minus-novel"]["mean"] == pytest.approx(gap)
+    assert all(0 < row["numbers"]["global_trained"]["mean"] < 1 for row in told(results, "table10")["rows"])
+    again: list[str | None] = []
+    reproduce(["all"], scale="tiny", out=tmp_path, workers=1, watch=lambda host, label: again.append(label))
+    assert set(again) == {""}  # looked, and ran nothing
+
+
+def _check_accuracies(content: dict[str, Any]) -> None:
+    rows = {row["row"]: row for row in content["rows"]}
+    for row in rows.values():
+        assert 0 <= row["numbers"]["best_bottom_decile"]["mean"] <= row["numbers"]["best_accuracy"]["mean"] <= 1
+    for name, row in rows.items():
+        if "s = 0.3" in name:
+            assert row["numbers"]["density"]["mean"] <= 0.3
+    repeated = [name for name, row in rows.items() if row["seeds"] == [0, 1]]
+    best = max(rows, key=lambda name: rows[name]["numbers"]["best_accuracy"]["values"][0])
+    assert "FedAvg" in repeated
+    assert len(repeated) <= 2, best
+    assert rows["Local"]["numbers"]["up"]["mean"] == 0
+
+
+def _check_costs(complexity: dict[str, Any], steps: dict[str, Any]) -> None:
+    lines = {(line["quantity"], line["row"]): line for line in complexity["complexity"]}
+    assert lines["communication, up", "FedEM"]["ratio"] == pytest.approx(3, rel=0.05)
+    assert lines["inference, client, per sample", "FedEM"]["ratio"] == pytest.approx(3, rel=0.05)
+    assert lines["storage, server", "pFedHN"]["ratio"] > 100  # which the published formula leaves out
+    assert lines["inference, client, per sample", "pFedGate, s = 0.5, all resources"]["ratio"] <= 0.55
+    assert all(cost["ms"] > 0 for batch in steps["measured"].values() for cost in batch.values())
+
+
+def test_parts_of_a_study_come_to_the_whole(tmp_path: Path) -> None:
+    for part in ("1/2", "2/2"):
+        assert reproduce(["table9"], scale="tiny", out=tmp_path / "parts", part=part) == []
+    reproduce(["table9"], scale="tiny", out=tmp_path / "parts", watch=_no_work)
+    reproduce(["table9"], scale="tiny", out=tmp_path / "whole")
+    pages = [told(tmp_path / name / "tiny/results", "table9")["rows"] for name in ("parts", "whole")]
+    assert pages[0] == pages[1]
+
+
+def _no_work(host: schedule.Cells, label: str | None) -> None:
+    assert not label
+
+
+def test_settings_go_over_every_cell_and_are_told(tmp_path: Path) -> None:
+    reproduce(["figure-clusters"], scale="tiny", out=tmp_path, over=[{"train": {"rounds": 1}}])
+    content = told(tmp_path / "tiny/results", "figure-clusters")
+    assert content["rows"][0]["settings"]["train.rounds"] == 1
+    assert content["command"].endswith("--set train.rounds=1")
+    run = runfolder.load(next((tmp_path / "tiny/cells").iterdir()))
+    assert len(run.metrics) == 1
+    assert (run.path / "checkpoint.safetensors").exists()  # its gates can be looked at
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    bad = [{"algorithm": {"lam": -1.0}}]
+    order = schedule.Order(scales.TINY, tmp_path)
+    places = [p for p in order.places(paper.get("figure-clients")) if p.row.method in ("ditto", "fedper")]
+    wrong = schedule.Order(scales.TINY, tmp_path, over=bad).places(_only("ditto"))
+    host = schedule.Cells(order)
+    host.add([*wrong, *places])
+    jobs_ = []
+    while (job := host.next()) is not None:
+        jobs_.append(job)
+        failed = job["label"] == wrong[0].label
+        host.ended(job, jobs.Failed("ValueError: no", "trace") if failed else 1.0)
+    assert len(jobs_) == 3
+    assert list(host.failed) == [wrong[0].label]
+    assert host.done == host.total == 3
+
+
+def _only(method: str) -> Any:
+    study = paper.get("figure-clients")
+    return replace(study, name="other", rows=tuple(row for row in study.rows if row.method == method))
+
+
+@pytest.mark.slow
+def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pfedgate.cli", "reproduce", "table9", "--out", str(tmp_path), "--workers", "2"]
+    env = {**os.environ, "PYTHONPATH": str(Path(pfedgate.__file__).parent.parent)}
+    quiet: Any = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **quiet)
+    cells, deadline = tmp_path / "tiny/cells", time.monotonic() + 600
+    while time.monotonic() < deadline and not (cells.exists() and any(map(there, cells.iterdir()))):
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path: (path / "summary.json").stat().st_mtime_ns for path in cells.iterdir() if there(path)}
+    assert kept
+    subprocess.run(command, check=True, **quiet)
+    assert all((path / "summary.json").stat().st_mtime_ns == when for path, when in kept.items())
+    assert not told(tmp_path / "tiny/results", "table9")["missing"]
+
+
+def test_the_command_lists_asks_and_corrects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    run = CliRunner()
+    listed = run.invoke(app, ["reproduce"]).output
+    assert all(name in listed for name in names())
+    wrong = run.invoke(app, ["reproduce", "tabel1"])
+    assert wrong.exit_code == 1
+    assert "did you mean 'table1'" in wrong.output
+    recipes = str(Path(__file__).parents[2] / "recipes")
+    given = ["reproduce", "figure-gates", "--scale", "paper", "--recipes", recipes, "--out", str(tmp_path)]
+    asked = run.invoke(app, [*given, "--workers", "2"], input="n\n")
+    assert asked.exit_code == 0, asked.output
+    assert "3 cells to run, about" in asked.output
+    assert not list(tmp_path.iterdir())
