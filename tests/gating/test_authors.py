@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pfedgate import InfeasibleBudget
+from pfedgate import Budget, InfeasibleBudget, gate
 from pfedgate.gating.authors import AUTHORS, NUMBERS, AuthorsModel, authors_gate, deviations, equal_blocks
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.models import build
@@ -263,3 +263,36 @@ def test_copies_are_independent_and_of_the_same_kind() -> None:
     assert next(gated.model.parameters()).any()
     with pytest.raises(ValueError, match="share of parameters"):
         gated.rebudget({"params": 0.5, "flops": 0.5})
+
+
+# -- through the front door
+def test_gate_knows_the_authors_variant() -> None:
+    model, x = build("cnn_cifar10"), torch.randn(4, 3, 32, 32)
+    gated = gate(model, x, 0.5, variant="authors", deviations=["-D22", "-relu_logits"], generator=generator())
+    assert isinstance(gated, AuthorsModel)
+    assert gated.chosen == AUTHORS - {"flat_input", "relu_logits"}
+    same = authors_gate(model, x, gated.chosen, budget=0.5, generator=generator())
+    assert torch.equal(gated(x), same(x))
+    assert gated.last is not None
+    assert gated.last.density == pytest.approx(0.432, abs=5e-4)  # not the budget, but what their code makes of it
+    optimizer = gated.optimizer("sgd", lr=0.1, gate_lr=0.1)
+    gated(x).square().mean().backward()
+    optimizer.step()
+    assert torch.isfinite(gated(x)).all()
+
+
+def test_single_deviations_from_the_paper() -> None:
+    model = nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 10))
+    gated = gate(model, (2, 60), 0.5, variant="paper", deviations=["D17"])
+    assert gated.straight_through == "kept"
+    assert gate(model, (2, 60), 0.5, variant="paper").straight_through == "full"
+    with pytest.raises(ValueError, match="need variant='paper'"):
+        gate(model, (2, 60), 0.5, deviations=["D17"])
+    with pytest.raises(ValueError, match="unknown deviation 'D99'"):
+        gate(model, (2, 60), 0.5, variant="paper", deviations=["D99"])
+    with pytest.raises(ValueError, match="knows one budget, a share of parameters"):
+        gate(model, (2, 60), Budget(flops=0.5), variant="authors")
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

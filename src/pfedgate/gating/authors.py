@@ -90,11 +90,13 @@ def equal_blocks(model: nn.Module, blocks: int = BLOCKS) -> list[Block]:
 
 def authors_gate(
     model: nn.Module,
-    example: Tensor,
+    example: Tensor | Sequence[int],
     chosen: Iterable[str],
     config: GateConfig | None = None,
+    budget: float | Mapping[str, float | None] | Budget = 1.0,
     *,
     smallest: float = 0.05,
+    generator: torch.Generator | None = None,
 ) -> AuthorsModel:
     """The paper's method with the chosen deviations around a module; its budget is a share of parameters."""
     chosen = frozenset(chosen)
@@ -106,16 +108,21 @@ def authors_gate(
     made = gate(
         model, example, 1.0, split=equal_blocks if "equal_blocks" in chosen else "flat", blocks=BLOCKS,
         smallest=smallest, keep_output=False, gate=config, execution="masked", compensate="none",
-        straight_through="kept" if "kept_only" in chosen else "full",
+        straight_through="kept" if "kept_only" in chosen else "full", generator=generator,
     )  # fmt: skip
-    return AuthorsModel(made.model, made.gate, made.plan, chosen)
+    return AuthorsModel(made.model, made.gate, made.plan, chosen, budget)
 
 
 class AuthorsModel(GatedModel):
     """A gated model with some of the authors' deviations."""
 
     def __init__(
-        self, model: nn.Module, gate: Any, plan: BlockPlan, chosen: frozenset[str], budget: float | Budget = 1.0
+        self,
+        model: nn.Module,
+        gate: Any,
+        plan: BlockPlan,
+        chosen: frozenset[str],
+        budget: float | Mapping[str, float | None] | Budget = 1.0,
     ) -> None:
         self.chosen = chosen
         self._rooms: dict[float, _Rooms] = {}

@@ -44,6 +44,7 @@ def gate(
     compensate: str = "share",
     straight_through: str = "full",
     variant: str | None = None,
+    deviations: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> GatedModel:
     """Wrap a module with a gate that keeps every batch within a budget.
@@ -54,7 +55,8 @@ def gate(
     never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides weights by the live
     share of their inputs. `straight_through="kept"` gives only kept blocks a gradient of G, in either execution.
     `gate` holds the gate's own switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the
-    published method, literally.
+    published method, literally, and `variant="authors"` what their code does instead, for a budget of parameters;
+    `deviations` adds single ones of these to either, or takes them away ("-D17"; see `authors.py`).
 
     >>> import pfedgate, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
@@ -62,8 +64,16 @@ def gate(
     >>> gated(torch.randn(8, 64)).shape, gated.last.density <= 0.3
     (torch.Size([8, 10]), True)
     """
+    if deviations and variant is None:
+        raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
+    if variant == "authors" or deviations:
+        from . import authors  # is made of this function
+
+        chosen = authors.deviations(str(variant), deviations)
+        config = GateConfig.of(gate or "paper")
+        return authors.authors_gate(model, example, chosen, config, budget, smallest=smallest, generator=generator)
     if variant is not None:
-        _choice("variant", variant, ("paper",))
+        _choice("variant", variant, ("paper", "authors"))
         split, blocks, keep_output, compensate, gate = "flat", 5, False, "none", gate or "paper"
     if blocks < 2 or not 0 <= smallest < 1 or output_blocks < 1:
         raise ValueError(
