@@ -2,68 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pfedgate import experiment, wire
+from pfedgate import experiment
 from pfedgate.deploy.parcels import Parcel, ParcelError
-from pfedgate.types import Update
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from tests.deploy.fakes import TABLES, FakeGrid, Spoil, deployed, private_states
 from tests.deploy.fleets import same
+from tests.deploy.lies import DENSE, GATED_LIES, changed
 
 from pfedgate.deploy.fleet import QuorumError
+from pfedgate.deploy.parcels import from_records
+from pfedgate.types import State
 
 SPOILT = 12  # the node whose answers are spoilt
-
-
-def _changed(answer: Parcel, change: Any) -> Parcel:
-    """The answer with every update in it replaced by what `change` makes of it."""
-    bodies = []
-    for body in answer.bodies:
-        arrived = wire.decode(body)
-        made = change(arrived)
-        bodies.append(
-            made if isinstance(made, bytes) else wire.encode(made, client=arrived.client, round=arrived.round)
-        )
-    return Parcel(answer.about, bodies)
-
-
-def _values(change: Any) -> Any:
-    def changed(arrived: wire.Arrived) -> Update:
-        shared = {name: change(name, value.clone()) for name, value in arrived.update.shared.items()}
-        return Update(shared, arrived.update.weight, arrived.update.metrics)
-
-    return changed
-
-
-def _nan(name: str, value: torch.Tensor) -> torch.Tensor:
-    return value.fill_(math.nan) if value.is_floating_point() else value
-
-
-def _wrong_ids(name: str, value: torch.Tensor) -> torch.Tensor:
-    return value + 10_000 if name == "blocks" else value
-
-
-def _same_id(name: str, value: torch.Tensor) -> torch.Tensor:
-    return value.fill_(0) if name == "blocks" else value
-
-
-def _short(name: str, value: torch.Tensor) -> torch.Tensor:
-    return value[:-1] if name == "values" else value
-
-
-def _elsewhere(**what: Any) -> Any:
-    def changed(arrived: wire.Arrived) -> bytes:
-        return wire.encode(arrived.update, **{"client": arrived.client, "round": arrived.round, **what})
-
-    return changed
 
 
 def _silent(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
@@ -71,36 +29,66 @@ def _silent(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
     return [] if node == SPOILT and order.about["stage"] == "train" else [answer]
 
 
-SPOILING = {
-    "NaN": (_values(_nan), "NaN or infinity"),
-    "a wrong shape": (_values(_short), "values for blocks of"),
-    "block ids out of range": (_values(_wrong_ids), "block ids run from"),
-    "a block id twice": (_values(_same_id), "occurs twice"),
-    "another round": (_elsewhere(round=7), "that of round 8"),
-    "another client": (_elsewhere(client="mallory"), "that of client 'mallory'"),
-    "garbage": (lambda arrived: b"\x00" * 500, "starts with"),
-    "a message cut short": (lambda arrived: b"pfg1", "too few"),
-    "no weight": (lambda a: Update(a.update.shared, 0.0, a.update.metrics), "weight is 0.0"),
-}
 GATED = {**TABLES, "algorithm": {"name": "pfedgate"}, "train": {"rounds": 1}, "clients": {"budget": 0.5}}
 
 
-@pytest.mark.parametrize("what", SPOILING)
-def test_an_update_that_cannot_be_one_is_left_out(what: str, tmp_path: Path) -> None:
-    change, reason = SPOILING[what]
-
+def _lying(change: Any) -> Spoil:
     def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
-        return [_changed(answer, change) if node == SPOILT and order.about["stage"] == "train" else answer]
+        return [changed(answer, change) if node == SPOILT and order.about["stage"] == "train" else answer]
 
-    result, _, clock = deployed(tmp_path, GATED, spoil=spoil)
+    return spoil
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> State:
+    """The server's State when the node in question never answers."""
+    result, _, _ = deployed(tmp_path_factory.mktemp("quiet"), GATED, spoil=_silent)
+    return dict(result.server)
+
+
+@pytest.mark.parametrize("what", GATED_LIES)
+def test_an_update_that_cannot_be_one_is_left_out(what: str, tmp_path: Path, without: State) -> None:
+    change, reason = GATED_LIES[what]
+    result, _, clock = deployed(tmp_path, GATED, spoil=_lying(change))
     record = result.history[0]
     assert (record["sampled"], record["refused"]) == (6, 2)
     assert all(reason in refusal for refusal in record["refusals"])
     assert clock.now == 0  # nobody was waited for
-    assert all(torch.isfinite(value).all() for value in result.server.values())
-    # What is left counts as if the others had been asked alone.
-    quiet, _, _ = deployed(tmp_path / "quiet", GATED, spoil=_silent)
-    assert same(result.server, quiet.server)
+    assert same(result.server, without)  # what is left counts as if the others had been asked alone
+
+
+@pytest.mark.parametrize("what", DENSE)
+def test_dense_updates_are_checked_too(what: str, tmp_path: Path) -> None:
+    change, reason = DENSE[what]
+    tables = {**GATED, "algorithm": {"name": "fedavg"}, "evaluate": {"every": 0}}
+    result, _, _ = deployed(tmp_path, tables, spoil=_lying(change))
+    assert result.history[0]["refused"] == 2
+    assert all(reason in refusal for refusal in result.history[0]["refusals"])
+
+
+def test_an_answer_that_comes_after_its_deadline_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    """Late by a round: both answers are there when the second is asked for, the old one first."""
+    tables = {**GATED, "train": {"rounds": 2}, "evaluate": {"every": 0}}
+    late: list[Any] = []
+
+    def scene(grid: FakeGrid) -> Spoil:
+        honest = grid.pull_messages
+
+        def pull_messages(ids: Any) -> list[Any]:
+            asked, found = list(ids), []
+            for reply in honest(asked):
+                trained = "data" not in from_records(reply.content).about  # no answer to the roll call
+                first = reply.metadata.src_node_id == SPOILT and trained and not late
+                (late if first else found).append(reply)
+            return [*(reply for reply in late if reply.metadata.reply_to_message_id not in asked), *found]
+
+        grid.pull_messages = pull_messages  # type: ignore[method-assign]
+        return lambda node, order, answer: [answer]
+
+    result, _, clock = deployed(tmp_path, tables, scene=scene)
+    assert late
+    assert [record["refused"] for record in result.history] == [2, 0]
+    assert clock.now == 30
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from pfedgate.deploy.processes import FleetError, Process, lines, stop
 from pfedgate.deploy.proxy import Proxy
 
 HOST, NAME = "127.0.0.1", "fleet"
-UP = 60.0  # seconds for the SuperLink to listen: it imports much, and machines are slow
+UP = 120.0  # seconds for the SuperLink to listen, and for it to answer: it imports much, and machines are slow
 
 
 def free_port() -> int:
@@ -177,11 +177,15 @@ class LocalFleet:
         runs = json.loads(self.flwr("ls", NAME, "--limit", "1", "--format", "json"))["runs"]
         return str(runs[0]["status"]) if runs else "never started"
 
-    def flwr(self, *words: str, timeout: float = 60.0) -> str:
-        """What `flwr …` says; an error if it fails."""
-        done = subprocess.run(
-            [program("flwr"), *words], env=self.environment(), capture_output=True, text=True, timeout=timeout
-        )
+    def flwr(self, *words: str) -> str:
+        """What `flwr …` says; an error if it fails, or says nothing in time."""
+        command = [program("flwr"), *words]
+        try:
+            done = subprocess.run(
+                command, env=self.environment(), capture_output=True, text=True, timeout=self.patience
+            )
+        except subprocess.TimeoutExpired:
+            raise FleetError(f"flwr {' '.join(words)} did not end within {self.patience:.0f} s") from None
         if done.returncode:
             raise FleetError(f"flwr {' '.join(words)} failed: {done.stdout}{done.stderr}")
         return done.stdout

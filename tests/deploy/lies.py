@@ -1,0 +1,83 @@
+"""What a node may send instead of its updates, and the words in which each is refused. Also run by real nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from pfedgate import wire
+from pfedgate.deploy.parcels import Parcel
+from pfedgate.types import Update
+
+
+def changed(answer: Parcel, change: Any) -> Parcel:
+    """The answer with every update in it replaced by what `change` makes of it."""
+    bodies = []
+    for body in answer.bodies:
+        arrived = wire.decode(body)
+        made = change(arrived)
+        bodies.append(
+            made if isinstance(made, bytes) else wire.encode(made, client=arrived.client, round=arrived.round)
+        )
+    return Parcel(answer.about, bodies)
+
+
+def _values(change: Any) -> Any:
+    def made(arrived: wire.Arrived) -> Update:
+        shared = {name: change(name, value.clone()) for name, value in arrived.update.shared.items()}
+        return Update(shared, arrived.update.weight, arrived.update.metrics)
+
+    return made
+
+
+def _nan(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value.fill_(math.nan) if value.is_floating_point() else value
+
+
+def _wrong_ids(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value + 10_000 if name == "blocks" else value
+
+
+def _same_id(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value.fill_(0) if name == "blocks" else value
+
+
+def _short(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value[:-1] if name == "values" else value
+
+
+def _elsewhere(**what: Any) -> Any:
+    def made(arrived: wire.Arrived) -> bytes:
+        return wire.encode(arrived.update, **{"client": arrived.client, "round": arrived.round, **what})
+
+    return made
+
+
+GATED_LIES = {
+    "NaN": (_values(_nan), "NaN or infinity"),
+    "a wrong shape": (_values(_short), "values for blocks of"),
+    "block ids out of range": (_values(_wrong_ids), "block ids run from"),
+    "a block id twice": (_values(_same_id), "occurs twice"),
+    "another round": (_elsewhere(round=7), "that of round 8"),
+    "another client": (_elsewhere(client="mallory"), "that of client 'mallory'"),
+    "garbage": (lambda arrived: b"\x00" * 500, "starts with"),
+    "a message cut short": (lambda arrived: b"pfg1", "too few"),
+    "no weight": (lambda a: Update(a.update.shared, 0.0, a.update.metrics), "weight is 0.0"),
+}
+
+
+def _cut(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value[:-1] if value.ndim else value
+
+
+def _double(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+DENSE = {
+    "NaN": (_values(_nan), "NaN or infinity"),
+    "wrong shapes": (_values(_cut), "expected torch.float32"),
+    "wrong types": (_values(_double), "is torch.float64"),
+}
