@@ -34,14 +34,18 @@ def cases() -> dict[str, tuple[CostModel, Budget]]:
     random = np.random.default_rng(0)
     sizes = [2400, 32, 51_200, 64, 192_000, 120, 10_080, 84, 840, 10]
     many = random.integers(1_000, 200_000, 50).tolist()
-    resnet = pfedgate.gate(models.build("resnet", depth=8), models.example("resnet"), 1.0).plan.costs
+
+    def planned(name: str) -> CostModel:
+        return pfedgate.gate(models.build(name), models.example(name), 1.0).plan.costs
+
     return {
-        "CIFAR-10 network, all resources": (s.cifar10(), Budget.of(0.3)),
-        "CIFAR-10 network, parameters": (s.cifar10(), Budget(params=0.3)),
+        "CIFAR-10 network, all resources": (planned("cnn_cifar10"), Budget.of(0.3)),
+        "CIFAR-10 network, parameters": (planned("cnn_cifar10"), Budget(params=0.3)),
         "CIFAR-10 network, paper's blocks": (s.flat(sizes), Budget(params=0.3)),
-        "FEMNIST network, all resources": (s.femnist(), Budget.of(0.3)),
+        "FEMNIST network, all resources": (planned("cnn_femnist"), Budget.of(0.3)),
+        "CIFAR-100 network, all resources": (planned("cnn_cifar100"), Budget.of(0.3)),
         "50 tensors, 200 blocks, parameters": (s.flat(many), Budget(params=0.3)),
-        "ResNet-8, all resources": (resnet, Budget.of(0.3)),
+        "ResNet-8, all resources": (planned("resnet"), Budget.of(0.3)),
         "plain 20, all resources": (s.plain(20, random), Budget.of(0.3)),
         "plain 50, all resources": (s.plain(50, random), Budget.of(0.3)),
         "plain 50, FLOPs": (s.plain(50, random), Budget(flops=0.3)),

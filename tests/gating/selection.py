@@ -11,7 +11,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from pfedgate.gating.budget import RESOURCES, CostModel, Group, Term
+from pfedgate.gating.budget import RESOURCES, CostModel, Group, Selector, Term
 
 Floats = NDArray[np.float64]
 KINDS = ("random", "sigmoid", "skewed", "tied", "nearly equal", "equal")
@@ -222,3 +222,13 @@ def by_milp(
     )
     assert result.x is not None, result.message
     return float(-result.fun)
+
+
+def value(selector: Selector, importance: Floats) -> float:
+    """Value of the selection, after a check that it keeps its promises."""
+    mask = selector.select(importance)
+    cost = cost_by_terms(selector.costs, selector.costs.kept(mask))
+    for resource, limit in selector.limits.items():
+        assert cost.get(resource, 0.0) <= limit * (1 + 1e-12), resource
+    assert not mask[importance < 0].any()
+    return float(importance[mask].sum())
