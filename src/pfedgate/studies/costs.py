@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from pfedgate.roster import Roster
 from pfedgate.seeds import seeded
 from pfedgate.serve import Endpoint, Reply
 from pfedgate.store import MemoryStore, write_atomically
-from pfedgate.studies import paper, scales
+from pfedgate.studies import rows, scales
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.declare import Column, Row, Study
 from pfedgate.studies.scales import World
@@ -154,24 +154,24 @@ def _fresh() -> ProcessPoolExecutor:
 
 
 STEP_ROWS = (
-    paper.FEDAVG,
-    paper.FEDEM,
-    paper.plain(1.0),
-    *(paper.plain(s, resources=r) for r in ("all", "params") for s in (0.5, 0.3)),
+    rows.FEDAVG,
+    rows.FEDEM,
+    rows.plain(1.0),
+    *(rows.plain(s, resources=r) for r in ("all", "params") for s in (0.5, 0.3)),
 )
 COMPLEXITY_ROWS = (
-    paper.FEDAVG,
+    rows.FEDAVG,
     Row("pFedHN", "pfedhn"),
-    paper.FEDEM,
-    paper.plain(0.5, resources="all"),
-    paper.plain(0.5),
+    rows.FEDEM,
+    rows.plain(0.5, resources="all"),
+    rows.plain(0.5),
 )
 
 
-def _recipes(order: Order, rows: tuple[Row, ...], column: Column, world: World, **more: Any) -> dict[str, Recipe]:
+def _recipes(order: Order, of: Sequence[Row], column: Column, world: World, **more: Any) -> dict[str, Recipe]:
     over = [{name.replace("__", "."): value for name, value in more.items()}, *order.over]
     made = {}
-    for row in rows:
+    for row in of:
         made[row.name] = scales.recipe_of(row, column, world, order.scale, over=over, recipes=order.recipes)
     return made
 

@@ -70,6 +70,21 @@ USUAL = (ACC, WORST, LAST, DENSITY, Q, UP, FLOPS, SECONDS)
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A difference that matters: the best of some rows on validation data, minus the best of others on test data.
+
+    Choosing ours on validation and the opponent on test is the hardest fair comparison.
+    """
+
+    title: str
+    ours: tuple[str, ...]
+    others: tuple[str, ...] = ()  # none: all rows that are not pFedGate
+    number: Number = ACC
+    must: float | None = 0.0  # points; 0 means more than that
+    aim: float | None = None
+
+
+@dataclass(frozen=True)
 class Study:
     """One table or figure."""
 
@@ -81,6 +96,8 @@ class Study:
     note: str = ""
     matrix: bool = False  # columns side by side instead of a table each
     more_seeds: bool = False  # repeat with other seeds, as far as the scale does
+    drop: tuple[str, str] | None = None  # also show the first of these kinds of columns minus the second
+    claims: tuple[Claim, ...] = ()
     look: str = ""  # something to be found out about a trained cell: see `cells.LOOKS`
     figure: str = ""  # see `figures.PAINTERS`
     measure: str = ""  # something to be measured beside or instead of cells: see `costs.MEASURES`

@@ -53,6 +53,7 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
         "code": sorted({run.path.name.rpartition("-")[2] for run in runs}) or [code_version()],
         "missing": [place.label for place in outcomes.missing],
         "rows": outcomes.table(),
+        "claims": [claim for column in outcomes.columns for claim in claims(outcomes, column)],
     }
     if study.measure:
         found["measured"] = {name: told["costs"] for name, told in measures.items()}
@@ -71,6 +72,41 @@ def command(study: Study, order: Order) -> str:
             given = table if isinstance(table, Mapping) else {"": table}
             parts += [f"--set {section}{'.' * bool(key)}{key}={toml.dump(value)}" for key, value in given.items()]
     return " ".join(parts)
+
+
+def claims(outcomes: Outcomes, column: str) -> list[Record]:
+    """What came of the differences that matter, in points; without those whose rows are not there yet."""
+    found = []
+    for claim in outcomes.study.claims:
+        there = outcomes.rows(column)
+        ours = [name for name in claim.ours if name in there]
+        baselines = [row.name for row in outcomes.study.rows if row.method != "pfedgate"]
+        others = [name for name in claim.others or baselines if name in there]
+        if len(ours) < len(claim.ours) or len(others) < len(claim.others or baselines):
+            continue
+        means = {name: spread(outcomes.values(name, column, claim.number)) for name in [*ours, *others]}
+        best = max(ours, key=lambda name: outcomes.validation(name, column))
+        hardest = max(others, key=lambda name: (means[name] or {"mean": -1.0})["mean"])
+        points = 100 * ((means[best] or {"mean": 0.0})["mean"] - (means[hardest] or {"mean": 0.0})["mean"])
+        kept = None if claim.must is None else points > 0 if claim.must == 0 else points >= claim.must
+        aimed = None if claim.aim is None else points >= claim.aim
+        told = {"column": column, "claim": claim.title, "ours": best, "other": hardest, "points": points}
+        found.append({**told, "must": claim.must, "aim": claim.aim, "kept": kept, "reached": aimed})
+    return found
+
+
+def _claims(content: Record) -> list[str]:
+    """The same as a table."""
+    if not content["claims"]:
+        return []
+    lines = ["## What was to be shown", "", _row(["data", "difference", "of", "to", "points", "must", "aim"])]
+    lines.append("|---|---|---|---|---:|---|---|")
+    for told in content["claims"]:
+        must = "" if told["must"] is None else f"{told['must']:+g}: {'yes' if told['kept'] else '**no**'}"
+        aim = "" if told["aim"] is None else f"{told['aim']:+g}: {'yes' if told['reached'] else 'no'}"
+        start = [told["column"], told["claim"], told["ours"], told["other"]]
+        lines.append(_row([*start, f"{told['points']:+.2f}", must, aim]))
+    return [*lines, "", "Ours is the variant best on validation data, the opponent the one best on test data.", ""]
 
 
 def _same(values: Sequence[Any]) -> list[Any]:
@@ -92,6 +128,7 @@ def page(
         lines += [f"![{study.title}]({path.name})", ""]
     if study.rows:
         lines += _matrix(outcomes) if study.matrix else _sections(outcomes)
+    lines += _claims(content)
     lines += {"steps": _steps, "complexity": _complexity, "times": _times}[study.measure](content) if measures else []
     if study.note:
         lines += [study.note, ""]
@@ -136,15 +173,34 @@ def _matrix(outcomes: Outcomes) -> list[str]:
     """A table for every number, columns side by side."""
     lines = []
     rows = [row.name for row in outcomes.study.rows if any(row.name in outcomes.rows(c) for c in outcomes.columns)]
+    drops = _drops(outcomes)
     for number in outcomes.study.numbers:
         winners = {column: _winner(outcomes, column, number) for column in outcomes.columns}
         told = []
         for row in rows:
             cells = [_cell(outcomes, row, column, number, winners[column] == row) for column in outcomes.columns]
+            cells += [_drop(outcomes, row, pair, number) for _, pair in drops]
             told.append({"name": row, "cells": cells})
-        head = [{"title": column} for column in outcomes.columns]
+        head = [{"title": column} for column in outcomes.columns] + [{"title": title} for title, _ in drops]
         lines += [f"## {number.title}", "", markdown({"first": "method", "head": head, "rows": told}), ""]
     return lines
+
+
+def _drops(outcomes: Outcomes) -> list[tuple[str, tuple[str, str]]]:
+    """Pairs of columns on the same data whose difference is shown: the title, and their names."""
+    if outcomes.study.drop is None:
+        return []
+    before, after = (f", {what}" for what in outcomes.study.drop)
+    pairs = [(c, c.removesuffix(before) + after) for c in outcomes.columns if c.endswith(before)]
+    return [(f"{c.removesuffix(before)}, drop", (c, other)) for c, other in pairs if other in outcomes.columns]
+
+
+def _drop(outcomes: Outcomes, row: str, pair: tuple[str, str], number: Number) -> Record:
+    first, second = (spread(outcomes.values(row, column, number)) for column in pair)
+    if first is None or second is None:
+        return {"text": "–", "value": None, "best": False}
+    value = first["mean"] - second["mean"]
+    return {"text": number.show(value), "value": value, "best": False}
 
 
 def _steps(content: Record) -> list[str]:

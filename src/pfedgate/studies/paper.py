@@ -1,77 +1,29 @@
-"""Every table and figure of the paper, and a Pareto figure of ours.
-
-pFedGate has two faces here: *plain*, with nothing private but the gate, and *with shift*, which adds one private value
-per class. Budgets bind parameters (the paper's s) unless a row says "all": parameters, FLOPs and activation bytes.
-"""
+"""Every table and figure of the paper, and a Pareto figure of ours, as data; see `rows` for what they are made of."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pfedgate.names import unknown
 from pfedgate.studies.declare import ACC, DENSITY, FLOPS, LAST, SECONDS, UP, WORST, Column, Number, Q, Row, Study
-
-MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
-
-CIFAR10, FEMNIST = Column("CIFAR-10", "cifar10"), Column("FEMNIST", "femnist")
-FEW_CLASSES = Column(
-    "CIFAR-10", "cifar10", {"data.partition": "pathological", "data.clients": 10}, "10 clients of few classes"
-)
-EMNIST, CIFAR100 = Column("EMNIST", "emnist"), Column("CIFAR-100", "cifar100")
-
-
-def gate(budget: Any, *, shift: bool = True, resources: str = "params", name: str = "", **options: Any) -> Row:
-    """A row of pFedGate."""
-    told = f"s = {budget:g}" if isinstance(budget, float) else "s = .5 and .1 mixed"
-    told += {"params": "", "all": ", all resources"}[resources] if budget != 1.0 else ""
-    if budget == 0.1 and resources == "all":
-        options = {"smallest": 0.05, **options}  # twice that always kept would exceed the budget
-    settings = {
-        "clients.budget": budget,
-        "algorithm.resources": resources if budget != 1.0 else "params",  # the whole model binds nothing
-        "algorithm.shift": shift,
-        **{f"algorithm.{key}": value for key, value in options.items()},
-    }
-    return Row(name or f"pFedGate{' + shift' if shift else ''}, {told}", "pfedgate", settings)
-
-
-def plain(budget: Any, **options: Any) -> Row:
-    """pFedGate with nothing private but the gate."""
-    return gate(budget, shift=False, **options)
-
-
-LOCAL, FEDAVG, FEDEM = Row("Local", "local_only"), Row("FedAvg", "fedavg"), Row("FedEM", "fedem")
-FEDREP, PFEDME = Row("FedRep", "fedrep"), Row("pFedMe", "pfedme")
-HETEROFL = Row("HeteroFL, s = .55 (10 % whole, 90 % half)", "heterofl", {"clients.budget": {"1.0": 0.1, "0.5": 0.9}})
-
-
-def fedmask(density: float) -> Row:
-    """A row of FedMask."""
-    return Row(f"FedMask, s = {density:g}", "fedmask", {"algorithm.density": density})
-
-
-BASELINES = (
-    LOCAL,
+from pfedgate.studies.rows import (
+    BASELINES,
+    BUDGETS,
+    CIFAR10,
+    CIFAR100,
+    CLAIMS,
+    EMNIST,
     FEDAVG,
-    Row("FedAvg-FT", "fedavg_ft"),
-    PFEDME,
-    Row("LG-FedAvg", "lg_fedavg"),
-    Row("Ditto", "ditto"),
     FEDEM,
     FEDREP,
-    Row("FedPer", "fedper"),
-    fedmask(0.5),
+    FEMNIST,
+    FEW_CLASSES,
+    GATES,
     HETEROFL,
-    *(Row(f"HeteroFL, s = {s:g}", "heterofl", {"clients.budget": s}) for s in (0.5, 0.3)),
-)
-GATES = tuple(
-    gate(budget, shift=shift, resources=resources)
-    for shift in (False, True)
-    for budget, resources in (
-        (1.0, "params"), (0.5, "params"), (0.5, "all"), (0.3, "params"), (0.3, "all"), (0.1, "params"), (0.1, "all"),
-    )
+    MIXED,
+    PFEDME,
+    fedmask,
+    gate,
+    plain,
 )  # fmt: skip
-BUDGETS = (1.0, 0.5, 0.3, 0.1)
 
 STUDIES = (
     Study(
@@ -80,6 +32,7 @@ STUDIES = (
         (*BASELINES, *GATES),
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
         more_seeds=True,
+        claims=CLAIMS,
         note="Acc and bottom decile are on test data, in the round that was best on validation data.",
     ),
     Study("table2", "Time and memory of a training step", measure="steps"),
@@ -94,6 +47,7 @@ STUDIES = (
         ),
         (ACC, WORST),
         matrix=True,
+        drop=("all clients", "20 %"),
     ),
     Study(
         "table4",
