@@ -1,6 +1,7 @@
 """For the site only: the pages of commands and of recipes are written from the code and cannot be out of date.
 
-`{{ commands }}` and `{{ recipes }}` in a page are replaced when the site is built.
+`{{ commands }}` and `{{ recipes }}` in a page are replaced when the site is built. A page that mkdocs.yml does not list
+comes last in the section of its folder, so that results and new pages are never lost.
 """
 
 from __future__ import annotations
@@ -14,6 +15,27 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # a build need not install the package
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs when it has read mkdocs.yml."""
+    docs = Path(config["docs_dir"])
+    listed = set(re.findall(r"[\w/-]+\.md", repr(config["nav"])))
+    for page in sorted(docs.rglob("*.md")):
+        name = page.relative_to(docs).as_posix()
+        if name not in listed:
+            _section(config["nav"], page.parent.name.capitalize()).append(name)
+    return config
+
+
+def _section(nav: list[Any], title: str) -> list[Any]:
+    """The pages of a section, made now if there is none."""
+    for entry in nav:
+        if isinstance(entry, dict) and title in entry:
+            found: list[Any] = entry[title]
+            return found
+    nav.append({title: []})
+    return _section(nav, title)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

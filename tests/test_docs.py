@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.pages import PAGES, ROOT, blocks, command, run, targets
 
+import pfedgate
+
 KNOWN = {"python", "sh", "toml", "text"}
 WITH_COMMANDS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "index.md"]
 
@@ -90,3 +92,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert not missing
     reference = (tmp_path / "site" / "reference" / "gating" / "index.html").read_text(encoding="utf-8")
     assert "pfedgate.gate" in reference
+
+
+def test_the_citation_names_this_version() -> None:
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (\S+)$", cited, re.MULTILINE)[1] == pfedgate.__version__  # type: ignore[index]
