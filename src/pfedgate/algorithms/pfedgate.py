@@ -42,7 +42,7 @@ from pfedgate.types import CPU, Card, Local, State, Update
 class PFedGate(SendsTiles):
     """Sparse personal models from a private gate."""
 
-    gate_lr: float = 0.1  # eta of the paper; the model's own rate is the task's (eta_g)
+    gate_lr: float = 0.03  # eta of the paper; more makes gates fit a client's few samples instead of the client
     resources: str = "all"  # what a plain number as budget binds: "all", or "params" (the paper's s)
     split: str = "unit"
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
@@ -55,10 +55,11 @@ class PFedGate(SendsTiles):
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
-    pre_norm: bool = True  # this and the next three: switches of the gate, see GateConfig
+    pre_norm: bool = True  # this and the next four: switches of the gate, see GateConfig
     post_norm: Literal["blocks", "batch", "none"] = "blocks"
     activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
     weight_range: float = 1.0
+    spread: float = 0.1  # of M around 1 at the start (GateConfig.initial_scale)
     predict: str = "batch"  # the gate decides for a batch, or once per client ("client", from its training data)
     common_init: bool = True  # all gates start alike, so that masks agree at first and differ by what they learn
     gate_ones: bool = False  # gates start at M = 1 exactly
@@ -67,7 +68,7 @@ class PFedGate(SendsTiles):
     paper: ClassVar[str] = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
     shares: ClassVar[str] = "the parts of the model that were live"
     keeps: ClassVar[str] = "the gate"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"gate_lr": (0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
         if self.deviations and self.variant is None:
@@ -160,8 +161,10 @@ class PFedGate(SendsTiles):
     def _setting(self) -> Setting:
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
+        around_one = self.variant is None and self.activation in ("centred", "linear")
         gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift,
-                          init="ones" if self.gate_ones else "random")  # fmt: skip
+                          init="ones" if self.gate_ones else "random",
+                          initial_scale=self.spread if around_one else 1.0)  # fmt: skip
         if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
         elif self.variant is not None:

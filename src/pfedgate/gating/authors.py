@@ -100,7 +100,7 @@ def authors_gate(
 ) -> AuthorsModel:
     """The paper's method with the chosen deviations around a module; its budget is a share of parameters."""
     chosen = frozenset(chosen)
-    config = replace(config or GateConfig(), post_norm="batch", activation="sigmoid")
+    config = replace(config or GateConfig.paper(), post_norm="batch", activation="sigmoid")
     if "single_path" in chosen:
         config = replace(config, paths=1)
     if "flat_input" in chosen:

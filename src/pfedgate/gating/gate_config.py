@@ -60,9 +60,9 @@ class GateConfig:
     # "ones": M is exactly 1 for any input at first (with budget 1 the gated model is the wrapped one, bit
     # for bit).
     init: Literal["random", "ones"] = "random"
-    # Initial spread of M's path after the post-norm (1: M between about .3 and 1.7), and its offset (3 with
-    # "sigmoid": M starts near .95).
-    initial_scale: float = 1.0
+    # Initial spread of M's path after the post-norm (.1: M between about .9 and 1.1; 1: between about .3 and
+    # 1.7, noise that the shared model would have to unlearn), and its offset (3 with "sigmoid": M starts near .95).
+    initial_scale: float = 0.1
     initial_bias: float = 0.0
     # False: M is the constant 1 and only the choice of blocks is learned (no parameters for M).
     train_weights: bool = True
@@ -91,7 +91,7 @@ class GateConfig:
     @classmethod
     def paper(cls, **changes: object) -> GateConfig:
         """The gate as published: BatchNorm over the batch, M a plain sigmoid. Only the pooling is ours."""
-        return cls.of({"post_norm": "batch", "activation": "sigmoid", **changes})
+        return cls.of({"post_norm": "batch", "activation": "sigmoid", "initial_scale": 1.0, **changes})
 
     @classmethod
     def of(cls, value: GateConfig | Mapping[str, object] | str | None) -> GateConfig:
