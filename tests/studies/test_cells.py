@@ -137,3 +137,15 @@ def test_names_of_public_data_are_the_worlds() -> None:
     public = {(p.column.data, p.row.name): p.cell.recipe.algorithm.options.get("public") for p in places}
     assert public["cifar10", "FedMD, far"] == "femnist"
     assert public["femnist", "FedMD, far"] == "cifar10"
+
+
+def test_tuned_settings_hold_but_rows_keep_what_they_are(tmp_path: Path) -> None:
+    tuned = '[tuned.heterofl]\nalgorithm.level = "b"\ntrain.lr = 0.07\n[tuned.fedmask]\nalgorithm.density = 0.3\n'
+    for name in ("cifar10-quick.toml", "femnist-quick.toml"):
+        (tmp_path / name).write_text((RECIPES / name).read_text() + "\n" + tuned.replace("0.07", "0.08"))
+    mine = Order(scales.SMALL, tmp_path, ("cifar10",), recipes=tmp_path)
+    recipes = {place.row.name: place.cell.recipe for place in mine.places(paper.get("table1"))}
+    assert recipes["HeteroFL, s = 0.3"].train.lr == 0.08
+    assert recipes["HeteroFL, s = 0.3"].algorithm.options["level"] is None
+    assert recipes["HeteroFL, s = 0.3"].clients.budget == 0.3
+    assert recipes["FedMask, s = 0.5"].algorithm.options["density"] == 0.5

@@ -41,7 +41,15 @@ def plain(budget: Any, **options: Any) -> Row:
 
 LOCAL, FEDAVG, FEDEM = Row("Local", "local_only"), Row("FedAvg", "fedavg"), Row("FedEM", "fedem")
 FEDREP, PFEDME = Row("FedRep", "fedrep"), Row("pFedMe", "pfedme")
-HETEROFL = Row("HeteroFL, s = .55 (10 % whole, 90 % half)", "heterofl", {"clients.budget": {"1.0": 0.1, "0.5": 0.9}})
+
+
+def heterofl(budget: Any, name: str = "") -> Row:
+    """A row of HeteroFL: widths by share of parameters, whatever level was tuned."""
+    told = name or f"HeteroFL, s = {budget:g}"
+    return Row(told, "heterofl", {"clients.budget": budget, "algorithm.level": "none"})
+
+
+HETEROFL = heterofl({"1.0": 0.1, "0.5": 0.9}, "HeteroFL, s = .55 (10 % whole, 90 % half)")
 
 
 def fedmask(density: float) -> Row:
@@ -61,7 +69,8 @@ BASELINES = (
     Row("FedPer", "fedper"),
     fedmask(0.5),
     HETEROFL,
-    *(Row(f"HeteroFL, s = {s:g}", "heterofl", {"clients.budget": s}) for s in (0.5, 0.3)),
+    heterofl(0.5),
+    heterofl(0.3),
 )
 GATES = tuple(
     gate(budget, shift=shift, resources=resources)
