@@ -1,0 +1,169 @@
+"""What makes gating work: one factor of the gate at a time, on a small copy of CIFAR-10, judged on validation data.
+
+    python benchmarks/gate_trials.py                 all trials that are not in the file yet (a minute or two each)
+    python benchmarks/gate_trials.py --only "plain"  those whose name has this in it
+    python benchmarks/gate_trials.py --table         the results as Markdown
+
+The copy: 24,000 images averaged to 16×16, 40 clients, label Dirichlet 0.4, 6:2:2, a network of 31,582 parameters, batch
+128, one local epoch, SGD with momentum 0.9, 60 rounds, one seed. Small enough to try things, too small to publish:
+what wins here is tried on the real network by `pfedgate reproduce`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pfedgate import algorithms, data, engine
+from pfedgate.types import Optim, Task
+
+OUT = Path(__file__).parent / "results" / "gate_trials.jsonl"
+# Where every trial of the gate starts from: as our prototype had it.
+FIRST: dict[str, Any] = {"start": "random", "spread": 1.0, "gate_lr": 0.1}
+HALF: dict[str, Any] = {"budget": 0.5, "smallest": 0.1}
+THIRD: dict[str, Any] = {"budget": 0.3, "smallest": 0.1}
+
+
+def gate(lr: float = 0.3, **options: Any) -> dict[str, Any]:
+    """A trial of pFedGate; `budget` is the clients', the rest its options."""
+    return {"method": "pfedgate", "lr": lr, **options}
+
+
+TRIALS: dict[str, dict[str, Any]] = {
+    **{f"FedAvg, lr {lr}": {"method": "fedavg", "lr": lr} for lr in (0.1, 0.3)},
+    **{f"FedAvg-FT, lr {lr}": {"method": "fedavg_ft", "lr": lr} for lr in (0.1, 0.3)},
+    **{f"Local, lr {lr}": {"method": "local_only", "lr": lr} for lr in (0.1, 0.3)},
+    **{f"FedPer, lr {lr}": {"method": "fedper", "lr": lr} for lr in (0.1, 0.2, 0.3, 0.5)},
+    **{f"FedRep, lr {lr}": {"method": "fedrep", "lr": lr} for lr in (0.1, 0.3)},
+    "literally as published": gate(0.1, variant="paper", gate_lr=0.1, resources="params"),
+    "plain, prototype": gate(0.1, **FIRST),
+    "plain, prototype, model's lr .3": gate(**FIRST),
+    "plain, gate's lr .5": gate(0.2, **{**FIRST, "gate_lr": 0.5}),
+    "plain, spread .1": gate(**{**FIRST, "spread": 0.1}),
+    "plain, spread .1, gate's lr .03": gate(start="random"),
+    "plain, + start from labels (the default)": gate(),
+    "plain, default, gate's lr .1": gate(gate_lr=0.1),
+    "plain, default, gate's lr .3": gate(gate_lr=0.3),
+    "plain, default, spread 1": gate(spread=1.0),
+    "plain, default, linear M": gate(activation="linear"),
+    "plain, default, no pre-norm": gate(pre_norm=False),
+    "plain, default, post-norm over the batch": gate(post_norm="batch"),
+    "plain, default, decided per client": gate(predict="client"),
+    "plain, default, separate initial gates": gate(common_init=False),
+    "shift, prototype": gate(shift=True, **FIRST),
+    "shift, default": gate(shift=True),
+    "shift, default, gate's lr .01": gate(shift=True, gate_lr=0.01),
+    "shift, default, gate's lr .1": gate(shift=True, gate_lr=0.1),
+    "shift, start at 0": gate(shift=True, start="random"),
+    "shift fixed at the labels, gate frozen": gate(shift=True, gate_lr=0.0, spread=0.0),
+    **{
+        f"{kind}, default, s = {budget['budget']}, {resources}": gate(
+            shift=kind == "shift", resources=resources, **budget
+        )
+        for kind in ("plain", "shift")
+        for budget in (HALF, THIRD)
+        for resources in ("params", "all")
+    },
+    "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
+    "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
+    "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),
+    "plain, s = 0.3 all, 20 blocks a layer": gate(blocks=20, **THIRD),
+}
+
+
+def network() -> nn.Module:
+    """Two convolutions of 3×3 and three linear layers."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(128, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def federation(data_dir: str | None) -> data.Federation:
+    """CIFAR-10, averaged to 16×16."""
+    whole = data.load("cifar10", clients=1, partition="iid", data_dir=data_dir)
+    parts = [whole.part(whole.clients[0], name) for name in ("train", "val", "test")]
+    x = torch.cat([part.x for part in parts]).float()  # [N, 3, 32, 32], bytes
+    y = torch.cat([part.y for part in parts])
+    small = nn.functional.avg_pool2d(x, 2).round().byte()
+    images = np.ascontiguousarray(small.permute(0, 2, 3, 1).numpy())
+    return data.from_arrays(
+        images, y.numpy(), partition="dirichlet", clients=40, alpha=0.4, samples=24_000, standardise=True
+    )
+
+
+def run(trial: dict[str, Any], fed: data.Federation, rounds: int) -> dict[str, Any]:
+    """Train once; the curve and the end, on validation data, and test accuracy for the record."""
+    options = dict(trial)
+    method, lr, budget = options.pop("method"), options.pop("lr"), options.pop("budget", 1.0)
+    task = Task(network, example=fed.prepare(fed.part(fed.clients[0], "train").x[:32]), optim=Optim(lr=lr, clip=10.0))
+    started, curve = time.process_time(), []
+    result = engine.run(
+        algorithms.build(method, task, **options),
+        fed,
+        engine.Options(rounds=rounds, budget=budget, evaluate_every=20),
+        callbacks=[lambda event: curve.append(event["after_broadcast"]) if "after_broadcast" in event else None],
+    )
+    last = curve[-1]
+    return {
+        "validation": [round(100 * point["val_accuracy"], 1) for point in curve],
+        "test": round(100 * last["accuracy"], 1),
+        "bottom decile": round(100 * last["bottom_decile"], 1),
+        "density": round(result.summary.get("density") or 1.0, 2),
+        "cpu seconds": round(time.process_time() - started),
+    }
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """All trials in their order."""
+    lines = [
+        "| trial | lr | validation at 20, 40, 60 rounds | test at 60 | bottom decile | density |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, trial in TRIALS.items():
+        if (done := found.get(name)) is not None:
+            curve = ", ".join(f"{value:.1f}" for value in done["validation"])
+            density = f"{done['density']:.2f}"
+            cells = [name, trial["lr"], curve, done["test"], done["bottom decile"], density]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told.add_argument("--only", default="", help="trials whose name has this in it")
+    told.add_argument("--rounds", type=int, default=60)
+    told.add_argument("--data-dir", default=None, help="folder of the data set; without: PFEDGATE_DATA or the hub")
+    told.add_argument("--out", type=Path, default=OUT)
+    told.add_argument("--table", action="store_true", help="print what is there and stop")
+    chosen = told.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    lines = chosen.out.read_text().splitlines() if chosen.out.exists() else []
+    found = {
+        record["name"]: record for record in map(json.loads, lines) if record["trial"] == TRIALS.get(record["name"])
+    }
+    if not chosen.table:
+        fed = None
+        for name, trial in TRIALS.items():
+            if chosen.only not in name or name in found:
+                continue
+            fed = fed or federation(chosen.data_dir)
+            found[name] = {"name": name, "trial": trial, **run(trial, fed, chosen.rounds)}
+            chosen.out.parent.mkdir(exist_ok=True)
+            with chosen.out.open("a") as file:
+                file.write(json.dumps(found[name]) + "\n")
+            print(name, found[name]["validation"], flush=True)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
