@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pfedgate import runfolder
 from pfedgate.studies import paper, scales
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.outcome import Place
@@ -72,13 +73,25 @@ def test_the_key_is_what_is_run_and_nothing_else() -> None:
 
 
 def test_a_cell_of_other_code_counts_only_when_asked(tmp_path: Path) -> None:
-    cell = order().places(paper.get("table1"))[0].cell
-    old = tmp_path / f"{cell.key}-00000000"
-    old.mkdir()
+    cell = order().places(paper.get("table1"))[5].cell
+    assert cell.recipe.algorithm.name == "ditto"
+    old = tmp_path / "digits-ditto-0123-00000000"
+    runfolder.create(old, cell.recipe)
     assert cell.folder(tmp_path, any_code=True).name.endswith(code_version())  # not finished: no use
     (old / "summary.json").write_text("{}")
     assert cell.folder(tmp_path).name.endswith(code_version())
     assert cell.folder(tmp_path, any_code=True) == old
+    other = replace(cell.recipe, train=replace(cell.recipe.train, lr=0.123))
+    assert Cell(other).folder(tmp_path, any_code=True) != old
+
+
+def test_a_new_option_at_its_default_is_the_same_run(tmp_path: Path) -> None:
+    cell = order().places(paper.get("table1"))[5].cell
+    lines = cell.recipe.toml(comments=False).splitlines()
+    (tmp_path / "config.toml").write_text("\n".join(line for line in lines if not line.startswith("warmup")))
+    assert cell.like(tmp_path)
+    changed = replace(cell.recipe, train=replace(cell.recipe.train, warmup=3))
+    assert not Cell(changed).like(tmp_path)
 
 
 def test_machines_share_out_all_cells_once() -> None:

@@ -10,15 +10,16 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import pfedgate
-from pfedgate import algorithms, experiment, jobs, metrics, runfolder
-from pfedgate.config import Recipe, resolve
+from pfedgate import algorithms, experiment, jobs, metrics, runfolder, toml
+from pfedgate.catalogue import SECTIONS, options_of
+from pfedgate.config import Recipe, Tables, resolve
 from pfedgate.engine import one_thread
 from pfedgate.metrics import Record
 from pfedgate.roster import Roster
@@ -55,21 +56,52 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """The name of what is run, whoever runs it where."""
-        tables: dict[str, Any] = self.recipe.tables()
-        tables["run"] = {"seed": self.recipe.run.seed}
-        for name in ("data_dir", "cache_dir", "source"):
-            tables["data"].pop(name, None)
-        told = json.dumps(tables, sort_keys=True, default=str).encode()
-        digest = hashlib.blake2b(told, digest_size=6).hexdigest()
-        return f"{self.recipe.data.name}-{self.recipe.algorithm.name}-{digest}"
+        told = json.dumps(self.tables, sort_keys=True).encode()
+        return f"{self._kind}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
+
+    @property
+    def _kind(self) -> str:
+        return f"{self.recipe.data.name}-{self.recipe.algorithm.name}"
+
+    @cached_property
+    def tables(self) -> Tables:
+        """All that its result depends on."""
+        return _essence(self.recipe.tables())
 
     def folder(self, root: Path, *, any_code: bool = False) -> Path:
         """Where it is kept: by this code or, if that is allowed and there is one, by other code."""
         own = root / f"{self.key}-{code_version()}"
         if any_code and not there(own):
-            others = [path for path in sorted(root.glob(f"{self.key}-*")) if there(path)]
+            others = [path for path in sorted(root.glob(f"{self._kind}-*")) if there(path) and self.like(path)]
             return max(others, key=lambda path: (path / "summary.json").stat().st_mtime, default=own)
         return own
+
+    def like(self, folder: Path) -> bool:
+        """Whether a folder holds this run, perhaps of code that knew fewer or other options with their defaults."""
+        before = _essence(_read(folder / runfolder.CONFIG))
+        for section in self.tables.keys() | before.keys():
+            mine, theirs = self.tables.get(section, {}), before.get(section, {})
+            known = options_of(section, mine.get("name", "")) if section in SECTIONS else {}
+            for key in mine.keys() | theirs.keys():
+                usual = json.loads(json.dumps(known[key].default, default=str)) if key in known else None
+                if mine.get(key, usual) != theirs.get(key, usual):
+                    return False
+        return True
+
+
+def _essence(tables: Mapping[str, Any]) -> Tables:
+    """A recipe without what cannot change its result, as JSON would read it back."""
+    found: Tables = json.loads(json.dumps(tables, default=str))
+    found["run"] = {"seed": found.get("run", {}).get("seed", 0)}
+    for name in ("data_dir", "cache_dir", "source"):
+        found.get("data", {}).pop(name, None)
+    found.pop("deploy", None)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _read(path: Path) -> dict[str, Any]:
+    return toml.read(path)
 
 
 def there(folder: Path, looks: Sequence[str] = ()) -> bool:

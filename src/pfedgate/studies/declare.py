@@ -61,12 +61,13 @@ class Number:
 ACC = Number("best_accuracy", "Acc, %")
 WORST = Number("best_bottom_decile", "bottom decile, %")
 LAST = Number("accuracy", "last round, %")
+LOCAL_EPOCH = Number("accuracy_after_local", "after a further local epoch, %")
 DENSITY = Number("density", "s̄'", "{:.3f}".format, None)
 Q = Number("q", "q̄", "{:.3f}".format, None)
 UP = Number("up", "up per round", size, min)
 FLOPS = Number("flops", "compute per round", lambda value: scaled(value, "FLOP"), min)
 SECONDS = Number("seconds", "time", clock, None)
-USUAL = (ACC, WORST, LAST, DENSITY, Q, UP, FLOPS, SECONDS)
+USUAL = (ACC, WORST, LAST, LOCAL_EPOCH, DENSITY, Q, UP, FLOPS, SECONDS)
 
 
 @dataclass(frozen=True)

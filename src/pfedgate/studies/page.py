@@ -13,6 +13,7 @@ from pfedgate.environment import environment
 from pfedgate.metrics import Record, clean
 from pfedgate.progress import clock, scaled, size
 from pfedgate.report.tables import markdown
+from pfedgate.runfolder import Run
 from pfedgate.store import write_atomically
 from pfedgate.studies import complexity, costs, figures
 from pfedgate.studies.cells import code_version, seconds_of
@@ -47,6 +48,7 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
         "scale": order.scale.name,
         "command": command(study, order),
         "evaluation": POINT,
+        "data": _same([data(run) for run in runs]),
         "seconds": seconds,
         "machine": _same([place["machine"] for place in places]) or [environment()["machine"]],
         "commits": sorted({place["commit"] or "" for place in places}),
@@ -63,6 +65,17 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
     return found
 
 
+def data(run: Run) -> str:
+    """What a run was trained on, in words."""
+    recipe, options = run.recipe, run.recipe.data.options
+    shared = [f"{run.summary.get('clients')} clients", options.get("partition") or ""]
+    if options.get("partition") == "dirichlet":
+        shared[-1] += f" α = {options.get('alpha'):g}"
+    if options.get("samples") is not None:
+        shared.insert(1, f"{options['samples']:,} samples")
+    return f"{recipe.data.name} ({', '.join(filter(None, shared))}), {recipe.model.name}, {recipe.train.rounds} rounds"
+
+
 def command(study: Study, order: Order) -> str:
     """What to type for the same again."""
     parts = ["pfedgate reproduce", study.name, "--scale", order.scale.name]
@@ -70,7 +83,11 @@ def command(study: Study, order: Order) -> str:
     for layer in order.over:
         for section, table in layer.items():
             given = table if isinstance(table, Mapping) else {"": table}
-            parts += [f"--set {section}{'.' * bool(key)}{key}={toml.dump(value)}" for key, value in given.items()]
+            parts += [
+                f"--set {section}{'.' * bool(key)}{key}={toml.dump(value)}"
+                for key, value in given.items()
+                if key != "data_dir"
+            ]
     return " ".join(parts)
 
 
@@ -257,6 +274,7 @@ def _about(content: Record) -> list[str]:
     return [
         f"- Command: `{content['command']}`",
         *([scored] if content["rows"] else []),
+        *([f"- Data: {'; '.join(content['data'])}"] if content["data"] else []),
         f"- Time of all runs together: {clock(content['seconds'])} (one thread each) on {'; '.join(machines)}",
         f"- Code: {', '.join(content['code'])}" + (f", commit {', '.join(commits)}" if commits else ""),
         f"- Written: {time.strftime('%Y-%m-%d %H:%M %Z')}",
