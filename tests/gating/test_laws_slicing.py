@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gating.compare import check_same, gated_pair
+from tests.gating.compare import check_same, gated_pair, pretend
 from tests.gating.zoo import OURS, SMALL, build
 from torch import Tensor, nn
 
-from pfedgate import Budget, InfeasibleBudget
+from pfedgate import Budget, InfeasibleBudget, measure, models
 
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1)
 # With norms over a batch of three, rounding alone moves gradients in single precision (a ReLU changes its side).
@@ -101,6 +101,26 @@ def test_other_batch_and_image_sizes_than_the_example() -> None:
     check_same(sliced.eval(), masked.eval(), torch.randn(1, 3, 20, 24))
     model, x = build("one_dimension")
     check_same(*gated_pair(model, x, 0.5), torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+def test_channels_last(share: float) -> None:
+    model, x = models.build("cnn_cifar10"), models.example("cnn_cifar10", batch=8)
+    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    check_same(*gated_pair(model, x, share), x)
+
+
+def test_pooling_in_channels_last_needs_no_copies() -> None:
+    """A second convolution that is much wider than the first: its gradient is not held in two layouts."""
+    model, x = models.build("cnn_cifar10"), torch.randn(64, 3, 32, 32).to(memory_format=torch.channels_last)
+    gated = gated_pair(model.to(memory_format=torch.channels_last), x, 0.3)[0]
+    wide = [0.9 if block.name.startswith("conv2") else 0.1 for block in gated.plan.blocks]
+    pretend(gated, wide)
+    gated(x).sum().backward()
+    assert gated.last is not None
+    assert gated.last.units["conv2"] > 0.7 * 64
+    dense = measure.peak_bytes(lambda: model(x).sum().backward())
+    assert measure.peak_bytes(lambda: gated(x).sum().backward()) < 0.35 * dense
 
 
 def test_running_statistics_of_dropped_channels_do_not_move() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from .analysis import Analysis
@@ -45,6 +46,18 @@ class Pool(AsWritten):
             raise CannotSlice("it returns indices")
         if self.out is not None and self.out.axis != len(analysis.shape(node.args[0])) - spatial - 1:
             raise CannotSlice("it pools along the axis of the units")
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        y: Tensor = self.run(run, args, kwargs)
+        last = y.ndim == 4 and y.is_contiguous(memory_format=torch.channels_last) and not y.is_contiguous()
+        if last and y.requires_grad and not torch._C._are_functorch_transforms_active():
+            y.register_hook(_channels_last)  # type: ignore[no-untyped-call]
+        return y
+
+
+def _channels_last(gradient: Tensor) -> Tensor:
+    """In another layout, as flattening gives it, torch would copy what is pooled and its indices to work on them."""
+    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 class Add(AsWritten):
