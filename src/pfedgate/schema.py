@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -71,6 +72,7 @@ def of_function(function: Callable[..., Any], *, leave_out: Sequence[str] = ()) 
     return found
 
 
+@lru_cache(maxsize=256)  # a study resolves hundreds of recipes
 def _hints(of: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(of)

@@ -31,6 +31,7 @@ class Order:
     any_code: bool = False
     part: str = ""  # of --cells
     workers: int = 1
+    _cells: dict[tuple[str, ...], Cell] = field(default_factory=dict, repr=False)  # recipes take a while to resolve
 
     @property
     def root(self) -> Path:
@@ -43,10 +44,13 @@ class Order:
         for column, world in scales.columns_of(study, self.scale, self.worlds):
             for row in study.rows:
                 if rows is None or row.name in rows:
-                    recipe = scales.recipe_of(
-                        row, column, world, self.scale, seed=seed, over=self.over, recipes=self.recipes
-                    )
-                    found.append(Place(study, row, column, seed, Cell(recipe)))
+                    key = (study.name, column.name, row.name, str(seed))
+                    if key not in self._cells:
+                        recipe = scales.recipe_of(
+                            row, column, world, self.scale, seed=seed, over=self.over, recipes=self.recipes
+                        )
+                        self._cells[key] = Cell(recipe)
+                    found.append(Place(study, row, column, seed, self._cells[key]))
         return found
 
     def all_places(self, study: Study) -> list[Place]:
