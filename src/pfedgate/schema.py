@@ -14,7 +14,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -72,12 +71,16 @@ def of_function(function: Callable[..., Any], *, leave_out: Sequence[str] = ()) 
     return found
 
 
-@lru_cache(maxsize=256)  # a study resolves hundreds of recipes
 def _hints(of: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(of)
-    except NameError:  # a type named only for the type checker: then anything goes, the code itself will object
-        return dict.fromkeys(getattr(of, "__annotations__", {}), Any)
+    if of not in _HINTS:
+        try:
+            _HINTS[of] = typing.get_type_hints(of)
+        except NameError:  # a type named only for the type checker: then anything goes, the code itself will object
+            _HINTS[of] = dict.fromkeys(getattr(of, "__annotations__", {}), Any)
+    return _HINTS[of]
+
+
+_HINTS: dict[Any, dict[str, Any]] = {}  # a study resolves hundreds of recipes
 
 
 def comments(cls: type[Any]) -> dict[str, str]:
