@@ -18,7 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's chatter; read when torch is imported
+# Read when torch is imported: the profiler's chatter, and threads that wait without spinning, since on a busy machine
+# spinning ones measure the scheduler.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
