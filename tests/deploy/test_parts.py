@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import torch
 from pfedgate import config
 from pfedgate.deploy import FlowerMissing, init, need_flower, settings, state
 from pfedgate.deploy.parcels import ParcelError
-from pfedgate.deploy.processes import FleetError, kill, lines, stop, tree
+from pfedgate.deploy.processes import FleetError, kill, lines, stop, sweep, tree
 from pfedgate.deploy.roll import Roll, Told
 from pfedgate.schema import RecipeError
 
@@ -205,6 +206,36 @@ def test_a_process_ends_with_all_it_started_even_in_another_session() -> None:
         end(process)
         assert process.poll() is not None
         assert not [pid for pid, _ in tree(1) if pid == child]
+
+
+def test_orphans_of_a_fleet_are_found_by_their_environment() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "child = subprocess.Popen(sleep, stdout=subprocess.DEVNULL, start_new_session=True)\n"
+        "print(child.pid, flush=True)"
+    )
+    orphans = []
+    for home in ("one", "other"):
+        environment = {**os.environ, "FLWR_HOME": f"/nowhere/{home}"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, timeout=60)
+        orphans.append(int(done.stdout))
+    sweep("FLWR_HOME=/nowhere/one")
+    assert [_ends(pid, 1) for pid in orphans] == [True, False]
+    sweep("FLWR_HOME=/nowhere/other")
+    assert _ends(orphans[1], 5)
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_reading_ends_in_time() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pfedgate import toml
 from pfedgate.deploy import FlowerMissing, certs, init, need_flower
-from pfedgate.deploy.processes import FleetError, Process, lines, stop
+from pfedgate.deploy.processes import FleetError, Process, lines, stop, sweep
 from pfedgate.deploy.proxy import Proxy
 
 HOST, NAME = "127.0.0.1", "fleet"
@@ -140,6 +140,8 @@ class LocalFleet:
         """Stop everything that was started here, nodes first: they tell the server that they leave."""
         stop(*(process for process in self._all if process is not self.link))
         stop(*(process for process in self._all if process is self.link))
+        if self._all:
+            sweep(f"FLWR_HOME={self.folder / 'home'}")
         self._all.clear()
         self.started.clear()
         if self.proxy is not None:

@@ -48,6 +48,29 @@ def kill(process: Process) -> None:
     _end(process, tree(process.pid))
 
 
+def sweep(mark: str, patience: float = 5.0) -> None:
+    """End what is left of processes started with NAME=VALUE in their environment, also if nobody is their parent.
+
+    Ray's processes outlive the one that started them for a while.
+    """
+    until = time.monotonic() + patience
+    known = _marked(mark.encode())
+    _signal(known, signal.SIGTERM)
+    while any(_alive(one) for one in known) and time.monotonic() < until:
+        time.sleep(0.1)
+    _signal(_marked(mark.encode()), signal.SIGKILL)
+
+
+def _marked(mark: bytes) -> list[Known]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                fields = _fields(int(entry.name))
+                found += [] if fields is None else [(int(entry.name), fields[19])]
+    return [one for one in found if one[0] != os.getpid()]
+
+
 def _end(process: Process, below: list[Known]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
