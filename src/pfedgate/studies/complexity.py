@@ -69,7 +69,8 @@ LINES = (
             "pfedgate": ("d + r''s_φd", "d + r''(s + s_φ)d"),
         },
         "Tensors allocated at once during a client's round, on top of what was there. FedEM trains its components one "
-        "after another, so only one needs activations at a time.",
+        "after another, so only one needs activations at a time; but its E-step goes forward in batches of evaluation, "
+        "which are larger.",
     ),
     Line(
         "disk, client",

@@ -141,6 +141,8 @@ def kept(order: Order, wanted: Mapping[str, Mapping[str, Recipe]]) -> dict[str, 
                 began = time.perf_counter()
                 costs = process.submit(measured, dict(recipes), order.scale.turns).result()
                 before = {"cells": told, "code": code_version(), "costs": costs}
+                first = next(iter(recipes.values()))
+                before["data"] = f"{first.data.name}, {first.model.name}, batch {first.train.batch}"
                 before |= {"seconds": time.perf_counter() - began, "environment": environment()}
                 write_atomically(path, json.dumps(before, indent=1).encode())
             found[name] = before
