@@ -80,7 +80,9 @@ def main() -> None:
         print(f"{name:36}{selector.solver:>10}{build:>10.1f}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
         rows.append(row)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"machine": measure.machine(), "rows": rows}, indent=1) + "\n")
+    args.out.write_text(
+        json.dumps({"machine": {**measure.machine(), "load": os.getloadavg()[0]}, "rows": rows}, indent=1) + "\n"
+    )
 
 
 def milliseconds(selector: Selector, importance: s.Floats) -> float:

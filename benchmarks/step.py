@@ -30,7 +30,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import pfedgate
-from pfedgate import measure, models
+from pfedgate import measure, memory, models
 
 NETWORKS = {"cnn_cifar10": ((3, 32, 32), 10), "cnn_femnist": ((1, 28, 28), 62)}
 BUDGETS = (1.0, 0.5, 0.3)
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step.json")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    memory.steady()  # as in every run, on both sides: else the kernel clears pages anew in every step
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     networks = args.network or (["cnn_cifar10"] if args.quick else list(NETWORKS))
@@ -148,7 +149,9 @@ def main() -> None:
         torch.set_num_threads(threads)
         made = case(name, batch, args.repeats if batch < 512 else max(3, args.repeats // 3))
         rows = [r for r in rows if (r["network"], r["threads"], r["batch"]) != (name, threads, batch)] + made
-        args.out.write_text(json.dumps({"machine": measure.machine(), "rows": rows}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps({"machine": {**measure.machine(), "load": os.getloadavg()[0]}, "rows": rows}, indent=1) + "\n"
+        )
     show([r for r in rows if (r["network"], r["threads"], r["batch"]) in wanted])
 
 
