@@ -246,9 +246,8 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def measure(scale: Scale) -> dict[str, Any]:
-    began = time.perf_counter()
+    began, where = time.perf_counter(), environment()  # now: files may change while it runs
     results = {part.__name__: part(scale) for part in (convergence, uploads, generalisation)}
-    where = environment()
     about = {"cpu": where["machine"]["cpu"], "torch": where["packages"]["torch"], "commit": where["commit"]}
     return {**results, "about": {**about, "seconds": round(time.perf_counter() - began), "scale": asdict(scale)}}
 
