@@ -62,7 +62,8 @@ def test_what_was_not_live_does_not_move(name: str, split: str, kind: str) -> No
                 if slot.partition("/")[2] == key:
                     assert torch.equal(optimizer.state[slot][~alive], old[~alive]), slot
     still = [key for key, places in moved.items() if not places.any()]
-    assert still in ([], ["k.bias"])  # attention does not depend on the bias of its keys
+    # Attention does not depend on the bias of its keys, nor a batch norm on the bias before it, but for rounding.
+    assert still in ([], ["k.bias"], ["a.bias"])
     assert 1 < len(optimizer.touched) <= 3
 
 
