@@ -209,4 +209,4 @@ def test_other_plans_print(split: str) -> None:
 
 def test_the_model_says_what_it_is() -> None:
     model, x = build("mlp")
-    assert "21 unit blocks, sliced, gate 5.4% of the model" in repr(pfedgate.gate(model, x, 0.5))
+    assert "21 unit blocks, sliced, gate 4.5% of the model" in repr(pfedgate.gate(model, x, 0.5))
