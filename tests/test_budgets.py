@@ -74,3 +74,8 @@ def test_a_list_of_budgets_reaches_held_out_clients_too(extra: list[float]) -> N
     trained = {card.id: card.budget for card in Roster.of(federation, "clients", options)}
     assert [trained[client] for client in federation.clients] == [0.5, 0.6, 0.7, 0.8]
     assert [card.budget for card in Roster.of(federation, "novel", options)] == (extra or [0.5])
+
+
+def test_a_cap_on_the_upload_is_set_elsewhere() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.upload"):
+        budgets({"params": 0.5, "upload": 0.4}, ["a"])

@@ -13,7 +13,7 @@ from pfedgate.names import unknown
 from pfedgate.seeds import key
 from pfedgate.types import Budget
 
-RESOURCES = ("params", "flops", "activation_bytes", "latency_ms", "upload")
+RESOURCES = ("params", "flops", "activation_bytes", "latency_ms")
 
 
 def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
@@ -38,6 +38,8 @@ def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
     if isinstance(spec, Mapping):
         if not spec:
             raise ValueError("an empty mapping gives no client a budget")
+        if "upload" in spec and set(spec) - {"upload"} <= set(RESOURCES):
+            raise ValueError("a cap on the upload is the method's, the same for all clients: set algorithm.upload")
         if all(name in RESOURCES for name in spec):
             return [_resources(spec)] * len(ids)
         shares = _distribution(spec)
