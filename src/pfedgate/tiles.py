@@ -14,7 +14,8 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -63,6 +64,15 @@ class Tiles:
         total = int(ends[-1]) if len(ends) else 0
         within = torch.arange(total) - torch.repeat_interleave(ends - sizes, sizes, output_size=total)
         return self.order[torch.repeat_interleave(self.starts[ids], sizes, output_size=total) + within]
+
+    def runs(self, ids: Tensor) -> Iterator[tuple[int, int]]:
+        """Where these tiles lie in `order`, neighbours together."""
+        ids = ids.long()
+        breaks = (ids.diff() != 1).nonzero()[:, 0] + 1
+        edges = [0, *breaks.tolist(), len(ids)]
+        starts, stops = self.starts[ids].tolist(), self.starts[ids + 1].tolist()
+        for first, after in itertools.pairwise(edges if len(ids) else []):
+            yield starts[first], stops[after - 1]
 
 
 def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles, *, half: bool = False) -> State:
@@ -119,15 +129,17 @@ def merge_tiles(
     >>> merge_tiles(torch.zeros(3), [(1.0, p) for p in packed], tiles).tolist()
     [6.0, 7.0, 2.0]
     """
-    sums = torch.zeros(tiles.length, dtype=torch.float64)
+    ordered = torch.zeros(tiles.length, dtype=torch.float64)  # tile after tile: what is sent lies in few long runs
     weights = torch.zeros(tiles.count, dtype=torch.float64)
     for weight, packed in updates:
-        ids = packed[BLOCKS].long()
         # Ids are unique within an update: every position is added to once, in the order of clients.
-        positions = tiles.positions(ids)
-        sums[positions] += packed[VALUES].double() * weight
-        weights[ids] += weight
-    each = torch.empty(tiles.length, dtype=torch.float64)
+        into, values, taken = ordered.numpy(), packed[VALUES].double().numpy(), 0  # numpy: little to do per run
+        for start, stop in tiles.runs(packed[BLOCKS]):
+            into[start:stop] += values[taken : taken + stop - start] * weight
+            taken += stop - start
+        weights[packed[BLOCKS].long()] += weight
+    sums, each = torch.empty_like(ordered), torch.empty_like(ordered)
+    sums[tiles.order] = ordered
     each[tiles.order] = torch.repeat_interleave(weights, tiles.sizes, output_size=tiles.length)
     old = server.detach().cpu().double()
     if delta:
