@@ -9,7 +9,7 @@ streams make stars. On such graphs the best counts are found exactly by eliminat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -133,8 +133,9 @@ class Elimination:
             steps.append((g, near, table))
         level = [0] * len(self._widths)
         for g, near, table in reversed(steps):
-            index: tuple[Any, ...] = (slice(None), *[level[h] for h in near])
-            level[g] = int(table[index].argmax())
+            for h in reversed(near):
+                table = table[..., level[h]]
+            level[g] = int(table.argmax())
         return np.array(level)
 
 

@@ -33,6 +33,7 @@ class Master:
         self._values = np.zeros(self._end + more)
         self._values[self._first : self._end] = values
         self.basis = list(basis) if basis else [self._first, *range(self._first)]
+        self._inverse = np.linalg.inv(self._columns[self.basis])
 
     def add(self, values: Floats, slacks: Floats) -> None:
         end = self._end + len(values)
@@ -43,7 +44,7 @@ class Master:
     def solve(self) -> tuple[float, Floats]:
         """The bound and the prices."""
         columns, values = self._columns[: self._end], self._values[: self._end]
-        inverse = np.linalg.inv(columns[self.basis])
+        inverse = self._inverse  # a few dozen pivots in all: too few for rounding to matter
         for _ in range(PIVOTS):
             dual = inverse @ values[self.basis]
             gain = values - columns @ dual
@@ -60,11 +61,12 @@ class Master:
             column = inverse[:, leave] / direction[leave]
             inverse = inverse - np.multiply.outer(column, direction)
             inverse[:, leave] = column
+        self._inverse = inverse
         return float(dual[0]), np.maximum(-dual[1:], 0.0)
 
     def mix(self) -> tuple[Ints, Floats]:
         """Indices of the choices in the optimal mix, and their weights."""
         basis = np.array(self.basis)
-        weights = np.maximum(np.linalg.inv(self._columns[self.basis])[0], 0.0)
+        weights = np.maximum(self._inverse[0], 0.0)
         real = basis >= self._first
         return basis[real] - self._first, weights[real]
