@@ -1,7 +1,8 @@
 """Bytes of a round on the wire against the packed size, and pFedGate's upload at s = .3 against FedAvg's.
 
 A real fleet on loopback without TLS (which would add about half a percent); a TCP proxy between nodes and server counts
-everything that passes: HTTP, protobuf, polling, heartbeats. Rounds after the first are counted, without evaluation.
+everything that passes from the start of the run to its end: the app itself, HTTP, protobuf, polling, heartbeats. (Not
+from one line of the log to the next: a line may arrive when the next round is already on its way.) No evaluation.
 Run `python benchmarks/wire.py --quick`. Writes benchmarks/results/wire.json.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,20 +55,19 @@ def measure(
     folder.mkdir(parents=True)
     recipe.write_text(RECIPE.format(algorithm=algorithm, rounds=rounds, budget=budget, nodes=nodes))
     app = init.write(folder / "app", recipe)
-    marks: list[tuple[int, int]] = []
     with LocalFleet(folder / "fleet", nodes=nodes, secure=False, tap=tap, patience=300) as fleet:
         assert fleet.proxy is not None
-        for line in fleet.run(app, {"folder": str(folder / "run")}):
-            if re.search(r"round \d+/\d+:", line):
-                marks.append((fleet.proxy.up, fleet.proxy.down))
+        before = fleet.proxy.up, fleet.proxy.down
+        for _ in fleet.run(app, {"folder": str(folder / "run")}):
+            pass
+        after = fleet.proxy.up, fleet.proxy.down
     packed = runfolder.load(folder / "run").metrics
-    counted = range(1, rounds)
     each = {
-        "up": sum(marks[at][0] - marks[at - 1][0] for at in counted) / len(counted),
-        "down": sum(marks[at][1] - marks[at - 1][1] for at in counted) / len(counted),
-        "packed_up": sum(packed[at]["bytes_up"] for at in counted) / len(counted),
+        "up": (after[0] - before[0]) / rounds,
+        "down": (after[1] - before[1]) / rounds,
+        "packed_up": sum(record["bytes_up"] for record in packed) / rounds,
         # All clients of a node share one State: it is sent to the node once.
-        "packed_down": sum(packed[at]["bytes_down"] for at in counted) / len(counted) / 20 * nodes,
+        "packed_down": sum(record["bytes_down"] for record in packed) / rounds / 20 * nodes,
     }
     return {"algorithm": algorithm, "budget": budget, **each}
 
