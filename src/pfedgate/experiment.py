@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from pfedgate.gates import Recorder
 from pfedgate.seeds import generator
 from pfedgate.serve import Endpoint
 from pfedgate.types import Federation, Task
+from pfedgate.workers import cores
 from pfedgate.workspace import flops_per_sample
 
 __all__ = ["Plan", "plan", "recipe_of", "resume", "run"]
@@ -55,8 +55,7 @@ class Plan:
             return chosen
         if choose_device(self.options.device).type != "cpu":
             return 1  # several processes would fight over one accelerator
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores if _work(self) >= WORTH_WORKERS else 1
+        return cores() if _work(self) >= WORTH_WORKERS else 1
 
     def run(
         self, *, folder: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()

@@ -10,27 +10,20 @@ then. A worker whose parent is gone, however it ended, stops at the next thing i
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-import torch
-
-from pfedgate.memory import steady
+from pfedgate.workers import Worker, WorkerDied, settle, starter
 
 __all__ = ["Failed", "Host", "WorkerDied", "run"]
 
 Job = dict[str, Any]
 Tell = Callable[[Any], Any]
 Work = Callable[[Job, Tell], Any]
-
-
-class WorkerDied(RuntimeError):
-    """A worker process ended without being told to."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,7 @@ def run(work: Work, host: Host, *, workers: int = 1) -> None:
         _Pool(work, host, workers).run()
         return
     while (job := host.next()) is not None:
-        given = job
-        host.ended(job, _safely(work, job, lambda message, given=given: host.said(given, message)))  # type: ignore[misc]
+        host.ended(job, _safely(work, job, partial(host.said, job)))
 
 
 def _safely(work: Work, job: Job, tell: Tell) -> Any:
@@ -73,73 +65,54 @@ def _safely(work: Work, job: Job, tell: Tell) -> Any:
 
 class _Pool:
     def __init__(self, work: Work, host: Host, workers: int) -> None:
-        self.host = host
-        methods = multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            # torch loads _dynamo when an optimiser is first made: seconds, once instead of in every worker.
-            self._context.set_forkserver_preload(["pfedgate.experiment", "torch._dynamo"])
-        self._work, self._most = work, workers
-        self._processes: dict[Connection, Any] = {}
-        self._busy: dict[Connection, Job] = {}
+        self.host, self._work, self._most = host, work, workers
+        # torch loads _dynamo when an optimiser is first made: seconds, once instead of in every worker.
+        self._start = starter(["pfedgate.experiment", "torch._dynamo"])
+        self._idle: list[Worker] = []
+        self._busy: dict[Any, tuple[Worker, Job]] = {}  # by pipe
 
     def run(self) -> None:
         try:
             self._hand_out()
             while self._busy:
                 for ready in wait(list(self._busy)):
-                    self._hear(ready)  # type: ignore[arg-type]
+                    self._hear(*self._busy[ready])
                 self._hand_out()
         finally:
             self._close()
 
     def _hand_out(self) -> None:
         while len(self._busy) < self._most and (job := self.host.next()) is not None:
-            idle = [pipe for pipe in self._processes if pipe not in self._busy]
-            pipe = idle[0] if idle else self._start()
-            self._busy[pipe] = job
-            pipe.send_bytes(json.dumps(job).encode())
+            worker = self._idle.pop() if self._idle else self._start(_serve, self._work)
+            self._busy[worker.pipe] = worker, job
+            worker.pipe.send_bytes(json.dumps(job).encode())
 
-    def _start(self) -> Connection:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes[ours] = process
-        pipe: Connection = ours
-        return pipe
-
-    def _hear(self, pipe: Connection) -> None:
-        job = self._busy[pipe]
+    def _hear(self, worker: Worker, job: Job) -> None:
         try:
-            kind, content = json.loads(pipe.recv_bytes())
-        except (EOFError, ConnectionError) as error:
-            process = self._processes[pipe]
-            process.join(1)
-            raise WorkerDied(
-                f"a worker died (exit code {process.exitcode}): was it killed, or out of memory? What has ended is "
-                "kept; start the same again, perhaps with fewer workers"
-            ) from error
+            kind, content = json.loads(worker.hear())
+        except WorkerDied as error:
+            told = "What has ended is kept; start the same again, perhaps with fewer workers"
+            raise WorkerDied(f"{error} {told}") from error
         if kind == "said":
-            pipe.send_bytes(json.dumps(self.host.said(job, content)).encode())
+            worker.pipe.send_bytes(json.dumps(self.host.said(job, content)).encode())
             return
-        del self._busy[pipe]
+        del self._busy[worker.pipe]
+        self._idle.append(worker)
         self.host.ended(job, Failed(*content) if kind == "failed" else content)
 
     def _close(self) -> None:
-        for pipe, process in self._processes.items():
-            if pipe in self._busy:  # an error or Ctrl-C: nobody waits for the job any more
-                process.terminate()
-            pipe.close()  # an idle worker reads the end of its orders
-        for process in self._processes.values():
-            process.join(5)
+        busy = [worker for worker, _ in self._busy.values()]
+        for worker in busy:  # an error or Ctrl-C: nobody waits for the job any more
+            worker.process.terminate()
+        for worker in [*busy, *self._idle]:
+            worker.pipe.close()  # an idle worker reads the end of its orders
+        for worker in [*busy, *self._idle]:
+            worker.process.join(5)
 
 
 def _serve(pipe: Connection, work: Work) -> None:
     """A worker: jobs until the parent closes the pipe or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    steady()
+    settle()
 
     def tell(message: Any) -> Any:
         pipe.send_bytes(json.dumps(["said", message]).encode())

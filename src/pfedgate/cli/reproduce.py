@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +62,7 @@ def reproduce(
     """
     from pfedgate import studies
     from pfedgate.studies import Order, scales
+    from pfedgate.workers import cores
 
     if not names:
         out().print(_list())
@@ -71,7 +71,7 @@ def reproduce(
     layers = [*over(set, data_dir), *([{"train": {"rounds": rounds}}] if rounds else [])]
     layers = [layer for layer in layers if layer]
     order = Order(scales.get(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_code, cells)
-    order.workers = workers or len(os.sched_getaffinity(0))
+    order.workers = workers or cores()
     console = err()
     if estimate or scale == "paper":
         told = _estimate(chosen, order)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import shutil
-import signal
 import struct
 import tempfile
 import time
@@ -29,19 +27,15 @@ from safetensors.torch import load_file
 from pfedgate import wire
 from pfedgate.algorithm import Algorithm
 from pfedgate.local import Score
-from pfedgate.memory import steady
 from pfedgate.metrics import peak_bytes
 from pfedgate.serve import ClientError, Endpoint, Reply, Scored
 from pfedgate.store import DiskStore, Store, pack_file, write_atomically
 from pfedgate.types import Card, Federation, Round, State
+from pfedgate.workers import WorkerDied, cores, settle, starter
 
 _HEAD = struct.Struct("<BIIq")  # what it is, number of the job, place within the job, bytes down
 UPDATE, SCORE, DONE, FAILED = range(4)
 Job = dict[str, Any]
-
-
-class WorkerDied(RuntimeError):
-    """A worker process ended without being told to."""
 
 
 class Processes:
@@ -66,20 +60,10 @@ class Processes:
         share = getattr(federation, "share", None)
         if share is not None:
             share()
-        methods = multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            context.set_forkserver_preload(["pfedgate.exchange.processes"])
-        self._workers: list[Any] = []
-        self._pipes: list[Connection] = []
-        for _ in range(workers or _cores()):
-            ours, theirs = context.Pipe()
-            given = (theirs, algorithm, federation, str(store.root), str(device))
-            worker = context.Process(target=_work, args=given, daemon=True)
-            worker.start()
-            theirs.close()
-            self._workers.append(worker)
-            self._pipes.append(ours)
+        start = starter(["pfedgate.exchange.processes"])
+        given = (algorithm, federation, str(store.root), str(device))
+        self._workers = [start(_work, *given) for _ in range(workers or cores())]
+        self._pipes = [worker.pipe for worker in self._workers]
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
         """One training round; replies in the order of the cards."""
@@ -145,12 +129,7 @@ class Processes:
             state.unlink(missing_ok=True)
 
     def _hear(self, index: int) -> tuple[int, int, int, int, bytes]:
-        try:
-            message = self._pipes[index].recv_bytes()
-        except (EOFError, ConnectionError) as error:
-            self._workers[index].join(1)
-            code = self._workers[index].exitcode
-            raise WorkerDied(f"worker {index} died (exit code {code}): was it killed, or out of memory?") from error
+        message = self._workers[index].hear()
         kind, number, place, down = _HEAD.unpack_from(message)
         if kind == FAILED:
             told = json.loads(message[_HEAD.size :])
@@ -176,11 +155,11 @@ class Processes:
             except OSError:
                 continue
         deadline = time.monotonic() + 5
-        for worker in self._workers:
-            worker.join(max(0.1, deadline - time.monotonic()))
-            if worker.is_alive():
-                worker.terminate()
-                worker.join()
+        for process in (worker.process for worker in self._workers):
+            process.join(max(0.1, deadline - time.monotonic()))
+            if process.is_alive():
+                process.terminate()
+                process.join()
         for pipe in self._pipes:
             pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -191,15 +170,9 @@ def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _work(pipe: Connection, algorithm: Algorithm, federation: Federation, root: str, device: str) -> None:
     """A worker: take jobs until told to stop (an empty message) or until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    steady()
+    settle()
     endpoint = Endpoint(algorithm, federation, DiskStore(root), device)
     try:
         while order := pipe.recv_bytes():

@@ -12,7 +12,12 @@ from typing import Any
 from pfedgate.progress import clock, scaled, size
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """A share as a number of per cent.
+
+    >>> percent(0.8349)
+    '83.49'
+    """
     return f"{100 * value:.2f}"
 
 
@@ -29,12 +34,12 @@ class Column:
 
 
 COLUMNS = (
-    Column("accuracy", "accuracy, %", _percent, max, "mean over clients, weighted by test samples, last round"),
-    Column("bottom_decile", "bottom decile, %", _percent, max, "accuracy of the client at the worst tenth"),
-    Column("spread", "spread, %", _percent, min, "standard deviation over clients"),
-    Column("best_accuracy", "best on validation, %", _percent, max, "test accuracy in the round best on validation"),
-    Column("accuracy_after_local", "after local, %", _percent, max, "after a further local epoch"),
-    Column("novel", "novel clients, %", _percent, max, "clients never seen in training"),
+    Column("accuracy", "accuracy, %", percent, max, "mean over clients, weighted by test samples, last round"),
+    Column("bottom_decile", "bottom decile, %", percent, max, "accuracy of the client at the worst tenth"),
+    Column("spread", "spread, %", percent, min, "standard deviation over clients"),
+    Column("best_accuracy", "best on validation, %", percent, max, "test accuracy in the round best on validation"),
+    Column("accuracy_after_local", "after local, %", percent, max, "after a further local epoch"),
+    Column("novel", "novel clients, %", percent, max, "clients never seen in training"),
     Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
     Column("density", "density", "{:.3f}".format, min, "share of the model's parameters in use at prediction", False),
     Column("q_training", "q", "{:.3f}".format, min, "share of the model uploaded, mean over rounds"),
@@ -87,7 +92,7 @@ def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]]) -> di
     >>> [row["cells"][1]["text"] for row in table["rows"]]
     ['85.00 ± 7.07', '70.00 ± 0.00']
     """
-    shares = [c for c in COLUMNS if c.show is _percent or c.key in ("density", "q_training", "rounds_to_90")]
+    shares = [c for c in COLUMNS if c.show is percent or c.key in ("density", "q_training", "rounds_to_90")]
     known = {name: {c.key: _spread([row.get(c.key) for row in rows]) for c in shares} for name, rows in groups.items()}
     for key, value in USUAL.items():
         if any(row[key] is not None for row in known.values()):

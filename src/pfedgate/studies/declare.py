@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pfedgate.progress import clock, scaled, size
+from pfedgate.report.tables import percent
 
 Settings = Mapping[str, Any]  # by full name: {"train.lr": 0.1, "clients.budget": 0.5}
 Show = Callable[[float], str]
@@ -34,11 +35,6 @@ class Column:
     def name(self) -> str:
         """What the column is called."""
         return f"{self.title}, {self.what}" if self.what else self.title
-
-
-def percent(value: float) -> str:
-    """A share as a number of per cent."""
-    return f"{100 * value:.2f}"
 
 
 @dataclass(frozen=True)
