@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -129,6 +131,17 @@ def test_who_was_met_before_is_still_known() -> None:
 def test_a_wrong_answer_to_the_roll_call_is_refused(about: dict[str, object]) -> None:
     with pytest.raises(ParcelError):
         Told.read(about)
+
+
+@pytest.mark.parametrize("budget", ["/etc/hostname", {"params": math.inf}, math.inf, "nowhere.csv"])
+def test_a_wrong_budget_is_refused_and_no_file_is_read_for_it(budget: object) -> None:
+    with pytest.raises(ParcelError, match=r"a budget is a number|params"):
+        _told({"a": 3}, budget=budget)
+
+
+def test_a_client_with_endless_data_is_refused() -> None:
+    with pytest.raises(ParcelError, match="infinity"):
+        Told.read({**_told({"a": 3}).plain(), "clients": json.loads('{"a": Infinity}')})
 
 
 # -- the app

@@ -72,7 +72,7 @@ class GridExchange:
             try:
                 told = self._told(card, answers)
                 yield from _scores(card, told, points)
-            except (ParcelError, KeyError, TypeError, ValueError) as error:
+            except (ParcelError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 log.warning("round %s: no score of client %r: %s", round.index + 1, card.id, error)
 
     def close(self) -> None:

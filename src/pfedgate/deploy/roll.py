@@ -53,9 +53,11 @@ class Told:
                 data[name] = [int(size) for size in data[name]]
             if not groups[0] and not groups[1]:
                 raise ValueError("it holds no client")
+            if isinstance(about.get("budget"), str):
+                raise ValueError("a budget is a number or a table")  # a path would name a file of the server's
             if about.get("budget") is not None:
                 budgets(about["budget"], ["one"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ParcelError(f"its answer to the roll call cannot be used: {error}") from error
         return cls(groups[0], groups[1], about.get("budget"), data)
 
