@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from pfedgate import experiment
+from pfedgate.deploy import collect
 from pfedgate.deploy.parcels import Parcel, ParcelError
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
@@ -19,6 +22,7 @@ from tests.deploy.lies import DENSE, GATED_LIES, changed
 
 from pfedgate.deploy.fleet import QuorumError
 from pfedgate.deploy.parcels import from_records
+from pfedgate.serve import POINTS
 from pfedgate.types import State
 
 SPOILT = 12  # the node whose answers are spoilt
@@ -91,6 +95,12 @@ def test_an_answer_that_comes_after_its_deadline_is_not_taken_for_the_next(tmp_p
     assert clock.now == 30
 
 
+def _scored(score: list[float], stats: Any) -> Parcel:
+    """Nonsense for scores, for whomever and whatever the server asks."""
+    told = {"scores": {point: {"test": score, "val": score, "stats": stats} for point in POINTS}}
+    return Parcel({"clients": {str(client): told for client in range(6)}})
+
+
 @pytest.mark.parametrize(
     "parcel",
     [
@@ -99,6 +109,8 @@ def test_an_answer_that_comes_after_its_deadline_is_not_taken_for_the_next(tmp_p
         Parcel({"clients": {}}, [b"x"]),
         Parcel({"error": "no space left"}),
         Parcel({"clients": {"0": {"body": 99}, "1": {"body": -1}, "2": {"body": "0"}, "3": 5, "4": {}, "5": None}}),
+        _scored([1, 0.5, 0.5], []),
+        _scored([math.inf, 0.5, 0.5], {}),
     ],
 )
 def test_an_answer_that_is_none_is_left_out(parcel: Parcel, tmp_path: Path) -> None:
@@ -113,6 +125,36 @@ def test_who_is_silent_is_waited_for_until_the_deadline_and_no_longer(tmp_path: 
     result, _, clock = deployed(tmp_path, {**GATED, "evaluate": {"every": 0}}, spoil=_silent)
     assert "no answer within 30 s" in result.history[0]["refusals"][0]
     assert clock.now == 30
+
+
+@pytest.mark.parametrize(("half", "reason"), [(True, "no answer within 30 s"), (False, "ValueError: no message")])
+def test_who_sends_half_an_answer_or_none_holds_nobody_up(
+    half: bool, reason: str, tmp_path: Path, without: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's pull waits for the rest of an answer, or raises if it cannot be one."""
+    monkeypatch.setattr(collect, "GRACE", 0.1)
+    over = threading.Event()
+
+    def scene(grid: FakeGrid) -> Spoil:
+        honest = grid.pull_messages
+
+        def pull_messages(ids: Any) -> list[Any]:
+            found = honest(ids)
+            for reply in found:
+                if reply.metadata.src_node_id == SPOILT and "data" not in from_records(reply.content).about:
+                    if half:
+                        over.wait(60)
+                    raise ValueError("no message")
+            return found
+
+        grid.pull_messages = pull_messages  # type: ignore[method-assign]
+        return lambda node, order, answer: [answer]
+
+    result, _, clock = deployed(tmp_path, {**GATED, "evaluate": {"every": 0}}, scene=scene)
+    over.set()
+    assert [reason in refusal for refusal in result.history[0]["refusals"]] == [True, True]
+    assert clock.now == (30 if half else 0)
+    assert same(result.server, without)
 
 
 def test_who_came_back_on_another_node_is_late_once(tmp_path: Path) -> None:

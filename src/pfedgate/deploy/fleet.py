@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pfedgate.deploy.collect import Collector
 from pfedgate.deploy.parcels import Parcel, ParcelError, from_records, to_records
 from pfedgate.deploy.roll import Roll, Told
 from pfedgate.sections import Deploy
@@ -49,6 +50,7 @@ class Fleet:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid, self.deploy, self.clock, self.sleep = grid, deploy, clock, sleep
+        self.collector = Collector(grid)
         self.homes: dict[str, int] = {}  # client -> node
         self.told: dict[int, Told] = {}  # what nodes said of themselves
         self.reasons: dict[int, str] = {}  # why nodes could not
@@ -81,6 +83,7 @@ class Fleet:
         for node in set(self.told) - online:
             del self.told[node]  # asked anew if it comes back: it may hold other data then
         # A call that is not answered stays open as long as the node is there: it may only be slow.
+        self.collector.forget(name for name, node in self._calls.items() if node not in online)
         self._calls = {name: node for name, node in self._calls.items() if node in online}
         for node in sorted(online - set(self.told) - set(self._calls.values())):
             if now - self._failed.get(node, -math.inf) >= AGAIN:
@@ -133,6 +136,7 @@ class Fleet:
             if self.clock() - tended >= TEND:
                 self.tend()  # so that a node that comes back now takes part in the next round
                 tended = self.clock()
+        self.collector.forget(waiting)
         for node in waiting.values():
             answers[node] = Failure(f"no answer within {deadline:.0f} s")
         return answers
@@ -147,10 +151,13 @@ class Fleet:
     def _pull(self, waiting: Mapping[str, int]) -> dict[str, Answer]:
         """What has come of these messages; of an answer that came twice, the first."""
         found: dict[str, Answer] = {}
-        for reply in self.grid.pull_messages(list(waiting)) if waiting else ():
-            name = reply.metadata.reply_to_message_id
-            if name in waiting and name not in found:
-                found[name] = _opened(reply, waiting[name])
+        for name, fetched in self.collector.collect(waiting).items():
+            if isinstance(fetched, Exception):
+                found[name] = Failure(f"its answer could not be read: {type(fetched).__name__}: {fetched}")
+                continue
+            for reply in fetched:
+                if reply.metadata.reply_to_message_id == name and name not in found:
+                    found[name] = _opened(reply, waiting[name])
         return found
 
 
