@@ -1,9 +1,7 @@
 """Selection for many groups: Lagrangian prices by column generation, then an exchange at the exact cost.
 
-1. The dual problem: prices such that the best choice at these prices (see `lagrange`) needs about the budget. Every
-   choice seen gives a linear lower bound of the dual function; the lowest point of all bounds (see `master`) is where
-   to look next. Choices that were useful for made-up importances when the selector was built are known from the start,
-   and are first adapted to the importances at hand by cheap sweeps, so that few exact steps suffice.
+1. The dual problem (see `dual`): prices at which the best choice needs about the budget, from choices that were useful
+   for made-up importances when the selector was built.
 2. The optimal mix of choices, rounded, and its parts are made to fit, filled and improved (see `polish`).
 
 It stops when the value is close to the dual bound. Where importances are nearly equal, that bound is the value of more
@@ -18,24 +16,26 @@ The constants below were chosen on these instances, so others may fare a little 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .costs import Floats, Ints
-from .lagrange import Quadratic, Sweeps, inner
-from .master import Master
-from .polish import SETS, Polish
+from .dual import Dual, Known
+from .lagrange import Quadratic
+from .polish import SETS, Polish, steps
 from .problem import Problem
 
 EVEN, UNEVEN = 3, 5  # made-up importances for which useful choices are collected: (nearly) equal, and different
-STEPS_BEFORE = 14  # steps of the dual problem for each of them
-SWEEPS, SWEPT = 5, 4  # sweeps before the exact steps, each over the so many choices that are best at the prices
-STEPS = 3
+STEPS_BEFORE = 14  # exact steps of the dual problem for each of them
+SWEEPS, STEPS = 5, 3  # sweeps and then exact steps of the dual problem
 STEPS_ALONE = 8  # without sweeps, where groups share no cost: then exact steps are as cheap
-SMOOTH = 0.3  # each step looks at the new prices, and this much at the best ones so far
+STEPS_MORE = 3  # while the bound is too loose to tell what is close enough, and again while it may tell that
 POOL = 64
 CLOSE_ENOUGH = 2e-3  # relative gap at which the dual problem is solved
 NEAR = 4e-3  # relative gap to the upper bound above which exchanges are tried
 CANDIDATES = 3  # starting points of exchanges
+TIED = 1e-6  # differences below this are rounding
 ROUNDINGS, STARTS, EXCHANGES_BEFORE = 20, 4, 6  # for equal and nearly equal importances, when the selector is built
 
 
@@ -45,36 +45,30 @@ class Deep:
     def __init__(self, problem: Problem) -> None:
         self._counts = problem.counts
         self._costs = Quadratic.of(problem)
-        self._inner = inner(self._costs)
-        self._sweeps = Sweeps(self._costs)
-        self._polish = Polish(self._costs)
-        self._effort = (STEPS, SWEEPS) if self._costs.coupling.any() else (STEPS_ALONE, 0)
-        self._groups = np.arange(len(self._costs.most))
         self._width = int(self._costs.most.max()) + 1
-        self._pool: Ints = np.zeros((1, len(self._groups)), dtype=np.int64)
-        self._slack = self._slacks(self._pool)
-        self._basis: list[int] | None = None
-        self._elite = self._pool  # choices that fit
+        self._polish = Polish(self._costs)
+        self._known = Known(self._costs)
+        self._effort = (SWEEPS, STEPS) if self._costs.coupling.any() else (0, STEPS_ALONE)
         useful: dict[bytes, Ints] = {}
         fitting: dict[bytes, Ints] = {}
-        for number, prefix in enumerate(self._made_up()):
-            known, master, prices, _ = self._dual(prefix, STEPS_BEFORE, 0)
-            for kept in (*known[master.mix()[0]], *known[-4:]):
+        made_up = self._made_up()
+        for number, prefix in enumerate(made_up):
+            dual = Dual(self._known, prefix, 0, STEPS_BEFORE)
+            for _ in range(STEPS_BEFORE):
+                if dual.step(CLOSE_ENOUGH):
+                    break
+            for kept in (*dual.mix()[0], *dual.choices[-4:]):
                 useful.setdefault(kept.tobytes(), kept)
-            for kept in self._thorough(known, master, prefix, prices) if number < EVEN else ():
+            for kept in self._thorough(dual, prefix) if number < EVEN else ():
                 fitting.setdefault(kept.tobytes(), kept)
-        self._pool = np.array([self._pool[0], *list(useful.values())[:POOL]])
-        self._slack = self._slacks(self._pool)
-        self._elite = np.array(list(fitting.values()))
+        self._known.learn(np.array(list(useful.values())[:POOL]), made_up)
+        self._elite = np.array(list(fitting.values()))  # choices that fit
         self._most_blocks = int(self._elite.sum(1).max())
-        even = Master(self._even()[self._groups, self._pool].sum(1), self._slack, 0)
-        even.solve()
-        self._basis = even.basis  # whether a basis is feasible does not depend on the importances
 
     def solve(self, prefix: Floats) -> Ints:
         prefix = prefix[self._costs.groups, : self._width]
         top = prefix[:, 1].max()
-        prefix = prefix / top if top > 0 else self._even()
+        prefix = prefix / top if top > 0 else self._costs.levels
         result = self._counts.copy()
         result[self._costs.groups] = self._best(prefix)
         return result
@@ -83,97 +77,88 @@ class Deep:
         return None
 
     def _best(self, prefix: Floats) -> Ints:
-        def value(kept: Ints) -> float:
-            return float(prefix[self._groups, kept].sum())
-
-        best: Ints = self._elite[int(prefix[self._groups, self._elite].sum(1).argmax())]
-        gains = np.sort(np.diff(prefix, axis=1), axis=None)[::-1]
-        most = float(gains[: self._most_blocks].sum())
-        if value(best) >= (1 - NEAR) * most:
+        best, value = self._first(prefix, self._elite)
+        gains = steps(prefix)
+        ranked = -np.sort(-gains[:, 1:], axis=None)
+        most = float(ranked[: self._most_blocks].sum())
+        if value >= (1 - NEAR) * most:
             return best
-        known, master, prices, upper = self._dual(prefix, *self._effort)
-        upper = min(upper, most)
-        made = self._polish.fill(self._polish.fit(self._candidates(known, master, prices), prefix), prefix)
-        starts = sorted(made, key=value, reverse=True)
-        starts[0] = best = max(best, starts[0], key=value)
-        for kept in starts:
-            if value(best) >= (1 - NEAR) * upper:
+        dual = self._dual(prefix)
+        made = self._polish.fill(self._polish.fit(self._candidates(dual), gains), gains)
+        made = made[np.argsort(-self._known.values(prefix, made), kind="stable")]
+        made[0] = best = self._first(prefix, np.array([made[0], best]))[0]
+        value = float(self._known.values(prefix, made[:1])[0])
+        enough = (1 - NEAR) * min(dual.upper, most)
+        if value < enough:
+            enough = (1 - NEAR) * min(self._bound(dual, value, ranked), most)
+        for kept in made:
+            if value >= enough:
                 break
-            better = self._polish.exchange(kept, prefix, prices, SETS[0])
+            better = self._polish.exchange(kept, prefix, dual.prices, SETS[0])
             if better is not None:
-                best = max(best, self._polish.fill(better[None], prefix)[0], key=value)
+                better = self._polish.fill(better[None], gains)
+                best, value = self._first(prefix, np.array([best, better[0]]))
         return best
 
-    def _thorough(self, known: Ints, master: Master, prefix: Floats, prices: Floats) -> list[Ints]:
+    def _first(self, prefix: Floats, several: Ints) -> tuple[Ints, float]:
+        """The best of several choices and its value."""
+        values = self._known.values(prefix, several)
+        first = int(values.argmax())
+        return several[first], float(values[first])
+
+    def _dual(self, prefix: Floats) -> Dual:
+        sweeps, exact = self._effort
+        dual = Dual(self._known, prefix, sweeps, exact + 2 * STEPS_MORE)
+        for _ in range(sweeps):
+            dual.sweep()
+        if not any(dual.step(CLOSE_ENOUGH) for _ in range(exact)):
+            any(dual.step(NEAR) for _ in range(STEPS_MORE))
+        return dual
+
+    def _bound(self, dual: Dual, value: float, ranked: Floats) -> float:
+        """A better upper bound, after further steps as long as they may show that the value is close enough."""
+        unit = _unit(ranked)
+        for _ in range(STEPS_MORE):
+            low, high = (_down(bound, unit) for bound in (dual.lower, dual.upper))
+            if value >= (1 - NEAR) * high or value < (1 - NEAR) * low or dual.step(0.0):
+                break
+        return _down(dual.upper, unit)
+
+    def _thorough(self, dual: Dual, prefix: Floats) -> list[Ints]:
         """Good choices that fit, at any price: from many roundings of the mix, by many exchanges."""
-        chosen, weights = master.mix()
-        offsets = np.random.default_rng(0).random((ROUNDINGS, len(self._groups)))
-        starts = np.concatenate([known[chosen], np.floor(weights @ known[chosen] + offsets).astype(np.int64)])
-        made = self._polish.fill(self._polish.fit(starts, prefix), prefix)
-        order = np.argsort(-prefix[self._groups, made].sum(1), kind="stable")
+        chosen, weights = dual.mix()
+        offsets = np.random.default_rng(0).random((ROUNDINGS, chosen.shape[1]))
+        starts = np.concatenate([chosen, np.floor(weights @ chosen + offsets).astype(np.int64)])
+        gains = steps(prefix)
+        made = self._polish.fill(self._polish.fit(starts, gains), gains)
+        order = np.argsort(-self._known.values(prefix, made), kind="stable")
         different = {made[i].tobytes(): made[i] for i in order}
         found = []
         for kept in list(different.values())[:STARTS]:
             found.append(kept)
             for _ in range(EXCHANGES_BEFORE):
-                better = self._polish.exchange(kept, prefix, prices, SETS[1])
+                better = self._polish.exchange(kept, prefix, dual.prices, SETS[1])
                 if better is None:
                     break
-                kept = self._polish.fill(better[None], prefix)[0]
+                kept = self._polish.fill(better[None], gains)[0]
                 found.append(kept)
         return found
 
-    def _dual(self, prefix: Floats, steps: int, sweeps: int) -> tuple[Ints, Master, Floats, float]:
-        """Choices seen, the master problem over them, the best prices per unit of cost and the upper bound."""
-        scale = 1.0 / self._costs.limits
-        known, slacks, values = self._pool, self._slack, prefix[self._groups, self._pool].sum(1)
-        master = Master(values, slacks, steps + sweeps * SWEPT, self._basis)
-        best, upper = np.zeros(len(scale)), np.inf
-        for step in range(sweeps + steps):
-            lower, prices = master.solve()
-            if step < sweeps:
-                start = known[np.argsort(-(values + slacks @ prices), kind="stable")[:SWEPT]]
-                kept = self._sweeps.better(start, prefix, prices * scale)
-            else:
-                if upper < np.inf:
-                    prices = SMOOTH * best + (1 - SMOOTH) * prices
-                kept = self._inner.best(prefix, prices * scale)[None]
-            value, slack = prefix[self._groups, kept].sum(1), self._slacks(kept)
-            known, values, slacks = (np.concatenate(p) for p in ((known, kept), (values, value), (slacks, slack)))
-            master.add(value, slack)
-            if step < sweeps:
-                continue
-            bound = float(value[0] + prices @ slack[0])
-            if bound < upper:
-                best, upper = prices, bound
-            if upper - lower <= CLOSE_ENOUGH * upper:
-                break
-        master.solve()
-        return known, master, best * scale, upper
-
-    def _candidates(self, known: Ints, master: Master, prices: Floats) -> Ints:
+    def _candidates(self, dual: Dual) -> Ints:
         """Starting points, those first that lose least at the prices for what they use too little or too much."""
-        chosen, weights = master.mix()
-        mixed = weights @ known[chosen]
+        chosen, weights = dual.mix()
+        mixed = weights @ chosen
         rounded = np.array([np.rint(mixed), np.floor(mixed + 1e-9)]).astype(np.int64)
-        several = np.concatenate([rounded, known[chosen], known[-2:]])
-        unused = np.abs(self._slacks(several) * self._costs.limits) @ prices
+        several = np.concatenate([rounded, chosen, dual.choices[-2:]])
+        unused = np.abs(self._known.slacks(several) * self._costs.limits) @ dual.prices
         different = {several[i].tobytes(): several[i] for i in np.argsort(unused, kind="stable")}
         return np.array(list(different.values())[:CANDIDATES])
-
-    def _slacks(self, kept: Ints) -> Floats:
-        return 1.0 - self._costs.cost(kept.astype(float)) / self._costs.limits
-
-    def _even(self) -> Floats:
-        """Values of counts when all blocks are equally important."""
-        result: Floats = np.minimum(np.arange(self._width), self._costs.most[:, None]).astype(float)
-        return result
 
     def _made_up(self) -> list[Floats]:
         """Equal importances, nearly equal ones, and draws that differ within and between groups."""
         random = np.random.default_rng(0)
-        result = [self._even()]
-        shape = (len(self._groups), self._width - 1)
+        result = [self._costs.levels]
+        shape = (len(self._costs.most), self._width - 1)
         for number in range(1, EVEN + UNEVEN):
             level = random.normal(size=(shape[0], 1))
             value = 1 / (1 + np.exp(-level - 0.7 * random.normal(size=shape)))
@@ -184,3 +169,16 @@ class Deep:
             np.cumsum(-np.sort(-value, axis=1), axis=1, out=prefix[:, 1:])
             result.append(prefix)
         return result
+
+
+def _unit(gains: Floats) -> float:
+    """The unit of which all gains (descending) are multiples; 0 if there is none."""
+    apart = gains[:-1] - gains[1:]
+    unit = float(apart.min(initial=1.0, where=apart > TIED))
+    parts = gains / unit
+    return unit if np.abs(parts - np.rint(parts)).max() < TIED else 0.0
+
+
+def _down(value: float, unit: float) -> float:
+    """Rounded down to a multiple of the unit."""
+    return unit * math.floor(value / unit + TIED) if unit else value
