@@ -72,6 +72,13 @@ TRIALS: dict[str, dict[str, Any]] = {
         for budget in (HALF, THIRD)
         for resources in ("params", "all")
     },
+    **{f"own head, share {share}": gate(own="head", own_share=share) for share in (0.2, 0.5, 0.8)},
+    "own head, share 0.5, with shift": gate(own="head", own_share=0.5, shift=True),
+    **{
+        f"own head, share 0.5, s = {budget['budget']}, {resources}": gate(own="head", resources=resources, **budget)
+        for budget in (HALF, THIRD)
+        for resources in ("params", "all")
+    },
     "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
     "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
     "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),

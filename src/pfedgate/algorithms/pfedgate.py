@@ -2,8 +2,8 @@
 
 Chen, Yao, Gao, Ding, Li: Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
 Shared: the model (theta). Private: the gate (phi), which sees a batch, weighs every block of the model and keeps the
-most important ones that fit the client's budget. A client uploads only what was live at least once in its round, and
-the server averages each part over the clients that sent it (Algorithm 1).
+most important ones that fit the client's budget; with `own` also an offset to some layers. A client uploads only what
+was live at least once in its round, and the server averages each part over the clients that sent it (Algorithm 1).
 
 Where we depart, and why: see `pfedgate.gate` (M centred on 1, normalisation over blocks, pooled features, unit
 blocks, division by the live share of inputs; as published, the gate does not train). `variant="paper"` is literal.
@@ -15,26 +15,21 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pfedgate import parts
 from pfedgate.algorithms import register
 from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.local import loop
-from pfedgate.personal import (
-    Personal,
-    Setting,
-    fresh_gate,
-    predicting,
-    start_at_labels,
-    wire_tiles,
-    workspace,
-)
+from pfedgate.parts import OWN
+from pfedgate.personal import Personal, Setting, fresh_gate, predicting, start_at_labels, wire_tiles, workspace
 from pfedgate.sparse import SendsTiles
-from pfedgate.tensors import inside, under
+from pfedgate.tensors import flat, inside, under, unflat
 from pfedgate.tiles import BLOCKS, Tiles
 from pfedgate.types import CPU, Card, Local, State, Update
+from pfedgate.workspace import Batch
 
 
 @register("pfedgate")
@@ -52,6 +47,8 @@ class PFedGate(SendsTiles):
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
     shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
+    own: parts.Names | None = None  # layers ("head": the last) of whose changes a client keeps a part for itself
+    own_share: float = 0.5  # that part; the rest is sent: 0 is no private layer, 1 is FedPer's
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
@@ -73,7 +70,9 @@ class PFedGate(SendsTiles):
     def __post_init__(self) -> None:
         if self.deviations and self.variant is None:
             raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
-        _ = self._setting  # a wrong name fails here, not on a client
+        if not 0.0 < self.own_share <= 1.0:
+            raise ValueError(f"own_share is the part of a change that stays private, in (0, 1], not {self.own_share}")
+        _ = self._setting, self._own  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate."""
@@ -82,7 +81,7 @@ class PFedGate(SendsTiles):
         gate = fresh_gate(personal, local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
             start_at_labels(personal, gate, local.train.y)
-        return under("gate/", gate)
+        return {**under("gate/", gate), **under(OWN, {name: torch.zeros_like(got[name]) for name in self._own})}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
@@ -95,40 +94,42 @@ class PFedGate(SendsTiles):
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
         loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch))
-        packed, residual = self.pack(got, personal.vector(), personal.live_tiles(stepper), private)
+        vector, own = self._divide(got, private, personal.vector(), self.own_share)
+        packed, residual = self.pack(got, vector, personal.live_tiles(stepper), private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
         kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**under("gate/", personal.gate_state()), **residual, **under("optim/", kept)},
+            {**under("gate/", personal.gate_state()), **under(OWN, own), **residual, **under("optim/", kept)},
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client trains its gate; the model stays as it is."""
-        personal = self._load(got, private, local)
-        stepper = personal.optimizer(self.task.optim, lr=0.0, gate_lr=self.gate_lr * local.round.factor)
-        loop(
-            self.task,
-            local,
-            lambda batch: personal.step_gate(stepper, self.task.loss, batch),
-            epochs=self.adapt_epochs,
-        )
-        return under("gate/", personal.gate_state())
+        """A novel client trains its gate and its private layers; the shared model stays as it is."""
+        personal, factor = self._load(got, private, local), local.round.factor
+        stepper = personal.optimizer(self.task.optim, lr=self.task.optim.lr * factor, gate_lr=self.gate_lr * factor)
+
+        def step(batch: Batch) -> Tensor:
+            return personal.step_gate(stepper, self.task.loss, batch, self._own)
+
+        loop(self.task, local, step, epochs=self.adapt_epochs)
+        _, own = self._divide(got, private, personal.vector(), share=1.0)
+        return {**under("gate/", personal.gate_state()), **under(OWN, own)}
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With predict="client": what the gate makes of all of the client's training data."""
         if self.predict == self._setting.gate.scope:
             return private
         personal = self._workspace(local.device, predicting(self._setting, self.predict))
-        personal.load(got, {**personal.gate_state(), **inside("gate/", private)}, self._budget(local.card))
+        gate = {**personal.gate_state(), **inside("gate/", private)}
+        personal.load(self._joined(got, private), gate, self._budget(local.card))
         personal.remember(self.task, local)
-        return under("gate/", personal.gate_state())
+        return {**under("gate/", personal.gate_state()), **under(OWN, inside(OWN, private))}
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
         personal = self._workspace(setting=predicting(self._setting, self.predict))
-        personal.load(got, inside("gate/", private), self._budget(card))
+        personal.load(self._joined(got, private), inside("gate/", private), self._budget(card))
         return personal.copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
@@ -158,6 +159,30 @@ class PFedGate(SendsTiles):
         return wire_tiles(self._workspace().gated.plan)
 
     @property
+    def _own(self) -> tuple[str, ...]:
+        """The parameters of private layers, in the model's order."""
+        if self.own is None:
+            return ()
+        part = parts.head(self.task, None if self.own == "head" else self.own, "own")
+        return parts.parameters(self.task, part)
+
+    def _joined(self, got: State, private: State) -> State:
+        """The shared model with the client's offsets in it."""
+        return {**got, **{name: got[name] + offset for name, offset in inside(OWN, private).items()}}
+
+    def _divide(self, got: State, private: State, vector: Tensor, share: float) -> tuple[Tensor, State]:
+        """What private layers have learned: a part is kept as an offset, the rest stays in the vector that is sent."""
+        if not self._own:
+            return vector, {}
+        trained = unflat(vector, [(name, got[name].shape) for name in self.names])
+        start, kept = inside(OWN, private), {}
+        for name in self._own:
+            change = trained[name] - got[name] - start[name]
+            kept[name] = start[name] + share * change
+            trained[name] = got[name] + (1 - share) * change
+        return flat(trained), kept
+
+    @property
     def _setting(self) -> Setting:
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
@@ -182,5 +207,5 @@ class PFedGate(SendsTiles):
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)
-        personal.load(got, inside("gate/", private), self._budget(local.card))
+        personal.load(self._joined(got, private), inside("gate/", private), self._budget(local.card))
         return personal
