@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from pfedgate import toml
-from pfedgate.deploy import init
+from pfedgate.deploy import init, local
 from pfedgate.deploy.local import LocalFleet
+
+ROOT = Path(__file__).parents[2]
 
 # Every message is a new process on its node: data that needs no other library saves a second in each of them.
 SMALL: dict[str, Any] = {
@@ -46,9 +50,44 @@ def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
     return init.write(folder / "app", recipe)
 
 
+LIAR = """
+from pathlib import Path
+
+from tests.deploy import lies
+
+from pfedgate.deploy.flower import client_app
+
+lies.{kind}()
+app = client_app(Path(__file__).with_name("recipe.toml"))
+"""
+
+
+def lying(app: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The app with a node that lies in this way, a function of `lies`."""
+    _tests_importable(monkeypatch)
+    (app / "pfedgate_app" / "client.py").write_text(LIAR.format(kind=kind), encoding="utf-8")
+
+
+def crooked(folder: Path, tricks: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on fleets start SuperNodes of `crooked`, with these tricks."""
+    _tests_importable(monkeypatch)
+    script, honest = folder / "supernode", local.program
+    script.write_text(f"#!{sys.executable}\nfrom tests.deploy.crooked import main\n\nmain({list(tricks)})\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(local, "program", lambda name: str(script) if name == "flower-supernode" else honest(name))
+
+
+def _tests_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "src"))))
+
+
 def run(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
     """The log of a run."""
-    return list(fleet.run(app, config, timeout=timeout * patience()))
+    said = []
+    for line in fleet.run(app, config, timeout=timeout * patience()):
+        print(line)  # pytest shows it if the run fails
+        said.append(line)
+    return said
 
 
 def processes(folder: Path) -> list[int]:

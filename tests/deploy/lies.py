@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from pfedgate import wire
+from pfedgate import runfolder, wire
+from pfedgate.deploy.node import Node
 from pfedgate.deploy.parcels import Parcel
 from pfedgate.types import Update
 
@@ -81,3 +84,36 @@ DENSE = {
     "wrong shapes": (_values(_cut), "expected torch.float32"),
     "wrong types": (_values(_double), "is torch.float64"),
 }
+
+
+LATE = 1  # the round, from 0, whose order a late node answers when that round is over
+
+
+def nonsense() -> None:
+    """The node with partition-id 1 sends another kind of nonsense in each round."""
+    _instead(lambda node, order, work: changed(work(), list(GATED_LIES.values())[order.about["round"]["index"]][0]))
+
+
+def late() -> None:
+    """The node with partition-id 1 starts to train for one round when the server has closed it, and then answers."""
+
+    def answer(node: Node, order: Parcel, work: Callable[[], Parcel]) -> Parcel:
+        at, until = order.about["round"]["index"], time.monotonic() + 600
+        while at == LATE and len(runfolder.load(node.run_config["folder"]).metrics) <= at:
+            assert time.monotonic() < until, "the server still waits for this node"
+            time.sleep(0.2)
+        return work()
+
+    _instead(answer)
+
+
+def _instead(answer: Callable[[Node, Parcel, Callable[[], Parcel]], Parcel]) -> None:
+    """What this process answers to orders to train, if it is one of the node in question."""
+    honest = Node.answer
+
+    def crooked(self: Node, order: Parcel) -> Parcel:
+        if self.config["partition-id"] != 1 or order.about["stage"] != "train":
+            return honest(self, order)
+        return answer(self, order, lambda: honest(self, order))
+
+    Node.answer = crooked  # type: ignore[method-assign]

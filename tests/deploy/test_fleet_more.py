@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from benchmarks.wire import measure
 from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
-from tests.deploy.lies import GATED_LIES
 
 from pfedgate import experiment, runfolder, toml
 from pfedgate.deploy.local import LocalFleet, once
@@ -22,7 +20,6 @@ from pfedgate.deploy.processes import FleetError, kill
 from pfedgate.deploy.proxy import Proxy
 
 pytestmark = pytest.mark.deploy
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_deployed_result_is_that_of_one_process(tmp_path: Path) -> None:
@@ -62,46 +59,6 @@ def test_a_killed_server_goes_on_in_a_new_run_to_the_same_result(tmp_path: Path)
     assert there.metrics == here.history
     assert here.store is not None
     assert all(same(state, here.store.get(client) or {}) for client, state in gates(tmp_path / "fleet", 2))
-
-
-LIAR = """
-from pathlib import Path
-
-from tests.deploy.lies import GATED_LIES, changed
-
-from pfedgate.deploy import node
-from pfedgate.deploy.flower import client_app
-
-honest = node.Node.answer
-
-
-def answer(self, parcel):
-    said = honest(self, parcel)
-    if self.config["partition-id"] != 1 or parcel.about["stage"] != "train":
-        return said
-    return changed(said, list(GATED_LIES.values())[parcel.about["round"]["index"]][0])
-
-
-node.Node.answer = answer
-app = client_app(Path(__file__).with_name("recipe.toml"))
-"""
-
-
-def test_a_real_node_that_sends_nonsense_is_left_out_of_every_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another kind in each round: NaN, wrong shapes, wrong block ids, another round's, garbage, …"""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "src"))))
-    tables = {**SMALL, "train": {"rounds": len(GATED_LIES), "batch": 8}, "evaluate": {"every": 0}}
-    app = write_app(tmp_path, tables, nodes=2, quorum=0.6)
-    (app / "pfedgate_app" / "client.py").write_text(LIAR, encoding="utf-8")
-    with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * patience()) as fleet:
-        run(fleet, app, {"folder": str(tmp_path / "run")}, timeout=600)
-    done = runfolder.load(tmp_path / "run")
-    assert [record["refused"] for record in done.metrics] == [1] * len(GATED_LIES)
-    for record, (_, reason) in zip(done.metrics, GATED_LIES.values(), strict=True):
-        assert reason in record["refusals"][0], record["refusals"]
-    assert all(torch.isfinite(value).all() for value in done.server().values())
 
 
 def test_nobody_there_is_an_error_in_time(tmp_path: Path) -> None:
