@@ -28,7 +28,7 @@ from .problem import Problem
 
 EVEN, UNEVEN = 3, 5  # made-up importances for which useful choices are collected: (nearly) equal, and different
 STEPS_BEFORE = 14  # exact steps of the dual problem for each of them
-SWEEPS, STEPS = 5, 3  # sweeps and then exact steps of the dual problem
+SWEEPS, STEPS = 5, 3  # sweeps and then exact steps of the dual problem, with one more sweep between them
 STEPS_ALONE = 8  # without sweeps, where groups share no cost: then exact steps are as cheap
 STEPS_MORE = 3  # while the bound is too loose to tell what is close enough, and again while it may tell that
 POOL = 64
@@ -48,7 +48,7 @@ class Deep:
         self._width = int(self._costs.most.max()) + 1
         self._polish = Polish(self._costs)
         self._known = Known(self._costs)
-        self._effort = (SWEEPS, STEPS) if self._costs.coupling.any() else (0, STEPS_ALONE)
+        self._sweeps, self._exact = (SWEEPS, STEPS) if self._costs.coupling.any() else (0, STEPS_ALONE)
         useful: dict[bytes, Ints] = {}
         fitting: dict[bytes, Ints] = {}
         made_up = self._made_up()
@@ -107,20 +107,29 @@ class Deep:
         return several[first], float(values[first])
 
     def _dual(self, prefix: Floats) -> Dual:
-        sweeps, exact = self._effort
-        dual = Dual(self._known, prefix, sweeps, exact + 2 * STEPS_MORE)
-        for _ in range(sweeps):
+        exact = self._exact + 2 * STEPS_MORE
+        dual = Dual(self._known, prefix, self._sweeps + exact, exact)
+        for _ in range(self._sweeps):
             dual.sweep()
-        if not any(dual.step(CLOSE_ENOUGH) for _ in range(exact)):
-            any(dual.step(NEAR) for _ in range(STEPS_MORE))
+        if not dual.step(CLOSE_ENOUGH) and not self._solved(dual, self._exact - 1, CLOSE_ENOUGH):
+            self._solved(dual, STEPS_MORE, NEAR)
         return dual
+
+    def _solved(self, dual: Dual, exact: int, gap: float) -> bool:
+        """Takes further steps; true as soon as the relative gap is that small."""
+        for _ in range(exact):
+            if self._sweeps:
+                dual.sweep()
+            if dual.step(gap):
+                return True
+        return False
 
     def _bound(self, dual: Dual, value: float, ranked: Floats) -> float:
         """A better upper bound, after further steps as long as they may show that the value is close enough."""
         unit = _unit(ranked)
         for _ in range(STEPS_MORE):
             low, high = (_down(bound, unit) for bound in (dual.lower, dual.upper))
-            if value >= (1 - NEAR) * high or value < (1 - NEAR) * low or dual.step(0.0):
+            if value >= (1 - NEAR) * high or value < (1 - NEAR) * low or self._solved(dual, 1, 0.0):
                 break
         return _down(dual.upper, unit)
 

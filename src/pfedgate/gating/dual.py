@@ -60,6 +60,7 @@ class Dual:
     """
 
     def __init__(self, known: Known, prefix: Floats, sweeps: int, steps: int) -> None:
+        """With room for so many sweeps and exact steps."""
         self._known, self._prefix = known, prefix
         more = sweeps * SWEPT + steps
         self._end = len(known.choices)

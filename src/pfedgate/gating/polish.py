@@ -84,6 +84,7 @@ class Polish:
         self._square = 1.0 / costs.limits**2
         self._bent = [r for r, part in enumerate(costs.curve) if part.any()]
         self._curve = costs.curve[self._bent]
+        self._per_group = np.ascontiguousarray(costs.curve.transpose(2, 0, 1))  # [group, resource, group]
         # All changes: group, direction, and the blocks it spans; and some that change nothing, to be enough for a set.
         signs = np.repeat(np.tile([1, -1], len(SPANS)), size)
         near = signs * np.repeat([lo for lo, _ in SPANS for _ in (0, 1)], size)
@@ -95,49 +96,45 @@ class Polish:
 
     def fit(self, kept: Ints, steps: Floats) -> Ints:
         """Drops blocks until all vectors of counts fit: little value lost for much of what is over the limits."""
-        costs = self._costs
-        kept = kept.copy()
-        loss = steps.ravel()
-        rows = np.arange(len(kept))
-        while True:
-            k = kept[rows]
-            exact = k.astype(float)
-            over = costs.cost(exact) - costs.limits
-            high = (over > 0).any(1)
-            if not high.any():
-                return kept
-            if not high.all():
-                rows, k, exact, over = rows[high], k[high], exact[high], over[high]
-            np.maximum(over, 0.0, out=over)
-            saved = costs.marginal(exact) - self._half
-            weight = ((over * self._square)[:, None] @ saved)[:, 0]
-            score = np.where(weight > 0, loss[self._steps + k] / np.maximum(weight, 1e-300), np.inf)
+        costs, loss = self._costs, steps.ravel()
+        kept, each = kept.copy(), np.arange(len(kept))
+        exact = kept.astype(float)
+        over = costs.cost(exact) - costs.limits
+        saved = costs.marginal(exact) - self._half  # by the next block dropped
+        while (over > 0).any():
+            excess = np.maximum(over, 0.0)
+            weight = ((excess * self._square)[:, None] @ saved)[:, 0]
+            score = np.where(weight > 0, loss[self._steps + kept] / np.maximum(weight, 1e-300), np.inf)
             g = score.argmin(1)
-            each = np.arange(len(rows))
-            needed = (over / np.maximum(saved[each, :, g], 1e-300)).max(1)
-            kept[rows, g] -= np.minimum(np.maximum(needed * BOLD, 1.0), k[each, g]).astype(np.int64)
+            first = saved[each, :, g]
+            needed = (excess / np.maximum(first, 1e-300)).max(1)
+            less = np.floor(np.minimum(np.maximum(needed * BOLD, needed > 0), kept[each, g]))
+            if not less.any():  # what is over is rounding
+                break
+            over -= less[:, None] * first - (less * (less - 1))[:, None] * self._half.T[g]
+            saved -= less[:, None, None] * self._per_group[g]
+            kept[each, g] -= less.astype(np.int64)
+        return kept
 
     def fill(self, kept: Ints, steps: Floats) -> Ints:
         """Adds blocks to all vectors of counts while any fits: much value for little of the room that is left."""
-        costs = self._costs
-        kept = kept.copy()
-        gain = steps.ravel()[1:]
-        rows = np.arange(len(kept))
+        costs, gain = self._costs, steps.ravel()[1:]
+        kept, each = kept.copy(), np.arange(len(kept))
+        exact = kept.astype(float)
+        room = costs.limits - costs.cost(exact)
+        needed = costs.marginal(exact) + self._half  # for the next block added
         while True:
-            k = kept[rows]
-            exact = k.astype(float)
-            room = costs.limits - costs.cost(exact)
-            share = ((costs.marginal(exact) + self._half) / np.maximum(room, 1e-300)[:, :, None]).max(1)
-            fits = (share <= 1) & (k < costs.most)
-            some = fits.any(1)
-            if not some.any():
+            share = (needed / np.maximum(room, 1e-300)[:, :, None]).max(1)
+            fits = (share <= 1) & (kept < costs.most)
+            if not fits.any():
                 return kept
-            if not some.all():
-                rows, k, share, fits = rows[some], k[some], share[some], fits[some]
-            g = np.where(fits, gain[self._steps + k] / (share + 0.05), -1.0).argmax(1)
-            here = np.arange(len(rows)), g
-            more = np.minimum(np.maximum(self._bold[g] / np.maximum(share[here], 1e-9), 1.0), (costs.most - k)[here])
-            kept[rows, g] += more.astype(np.int64)
+            g = np.where(fits, gain[self._steps + kept] / (share + 0.05), -1.0).argmax(1)
+            here = each, g
+            most = np.where(fits[here], (costs.most - kept)[here], 0)
+            more = np.floor(np.minimum(np.maximum(self._bold[g] / np.maximum(share[here], 1e-9), 1.0), most))
+            room -= more[:, None] * needed[each, :, g] + (more * (more - 1))[:, None] * self._half.T[g]
+            needed += more[:, None, None] * self._per_group[g]
+            kept[here] += more.astype(np.int64)
 
     def exchange(self, kept: Ints, prefix: Floats, prices: Floats, tried: Sets) -> Ints | None:
         """The best set of changes tried that still fits, if any is better than none."""

@@ -104,15 +104,16 @@ class Problem:
         if not np.isfinite(values).all():
             bad = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"importance of block {bad} is {values[bad]}: the gate diverged; lower its learning rate")
-        padded = np.append(values, -1.0)[self.places]
-        order = np.argsort(-padded, axis=1, kind="stable")
-        gain = np.maximum(np.take_along_axis(padded, order, 1), 0.0)
+        padded = np.append(values, -1.0)
+        order = np.argsort(-padded[self.places], axis=1, kind="stable")
+        places = self.places[np.arange(len(order))[:, None], order]
+        gain = np.maximum(padded[places], 0.0)
         prefix = np.zeros((gain.shape[0], gain.shape[1] + 1))
         # On a grid of whole numbers below 2^52 every sum of values is exact, so that ties are ties for every solver.
         top = float(gain.max(initial=0.0))
         bits = 51 - max(1, self.size).bit_length() - math.frexp(top)[1] if top else 0
         np.cumsum(np.rint(np.ldexp(gain, bits)), axis=1, out=prefix[:, 1:])
-        return Ranked(prefix, order, values >= 0.0, self.places)
+        return Ranked(prefix, places, values >= 0.0)
 
     def reachable(self, maximal: Ints | None, limit: int) -> int:
         """Number of masks whose counts are one of the `maximal` vectors, up to `limit`."""
@@ -160,14 +161,13 @@ class Ranked:
     """Importances sorted within each group."""
 
     prefix: Floats
-    order: Ints
+    places: Ints  # as in the problem, but the most important block first
     welcome: Bools
-    places: Ints
 
     def mask(self, kept: Ints) -> Bools:
         """The mask that keeps the best `kept[g]` blocks of each group, save those of negative importance."""
-        chosen = np.arange(self.order.shape[1]) < kept[:, None]
+        chosen = np.arange(self.places.shape[1]) < kept[:, None]
         mask = np.zeros(self.welcome.size + 1, dtype=bool)
-        mask[np.take_along_axis(self.places, self.order, 1)[chosen]] = True
+        mask[self.places[chosen]] = True
         result: Bools = mask[:-1] & self.welcome
         return result
