@@ -1,12 +1,14 @@
 """pfedgate: personalised federated learning with sparse gates.
 
 pfedgate.gate(model, example, budget=0.3)     any module inside a budget
+pfedgate.compact(gated, x)                    the part of it that one batch needs, as a small plain module
 pfedgate.run("recipes/digits.toml")           a federated run from a recipe; the command line does the same
 """
 
 from pfedgate.experiment import resume, run
 from pfedgate.gating.blocks import Block, Piece
 from pfedgate.gating.budget import Budget, InfeasibleBudget
+from pfedgate.gating.compact import CannotCompact, compact
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.gating.gated import GatedModel, Selection, gate
 from pfedgate.gating.optim import LiveOptimizer
@@ -16,12 +18,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Block",
     "Budget",
+    "CannotCompact",
     "GateConfig",
     "GatedModel",
     "InfeasibleBudget",
     "LiveOptimizer",
     "Piece",
     "Selection",
+    "compact",
     "gate",
     "resume",
     "run",

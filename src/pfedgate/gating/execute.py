@@ -145,6 +145,10 @@ class Sliced:
         adapted = {local: self.weight(name) for local, name in self.program.adapted(place).items()}
         return functional_call(module, adapted, args, kwargs) if adapted else module(*args, **kwargs)
 
+    def function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of the user's."""
+        return target(*args, **kwargs)
+
     def pick(self, x: Tensor, layout: Layout) -> Tensor:
         """Live units of a complete tensor."""
         index = self.index(layout.parts)

@@ -33,6 +33,7 @@ class Selection:
     importance: Tensor  # G
     adapted: Tensor  # M', zero for dropped blocks
     live: Live
+    shift: Tensor | None = None  # what is added to the outputs (GateConfig.shift)
 
     @property
     def density(self) -> float:
@@ -128,7 +129,12 @@ class GatedModel(nn.Module):
 
     def select(self, x: Tensor) -> tuple[Selection, GateOutput]:
         """Ask the gate about a batch and choose the blocks that fit the budget (the one host copy of a step)."""
-        out = self.gate(x)
+        out: GateOutput = self.gate(x)
+        self.last = self.choose(out)
+        return self.last, out
+
+    def choose(self, out: GateOutput) -> Selection:
+        """The blocks that fit the budget, for what a gate said."""
         importance = out.importance.detach().cpu().numpy().astype(np.float64)
         kept = self.plan.keep.copy()
         try:
@@ -143,9 +149,8 @@ class GatedModel(nn.Module):
         through = chosen + (out.importance - out.importance.detach())
         if self.straight_through == "kept":
             through = through * chosen
-        selection = Selection(kept, out.weights, out.importance, out.weights * through, self.plan.live(kept))
-        self.last = selection
-        return selection, out
+        adapted = out.weights * through
+        return Selection(kept, out.weights, out.importance, adapted, self.plan.live(kept), out.shift)
 
     def forward(self, x: Tensor) -> Any:
         if x.ndim == 0 or x.shape[0] == 0:

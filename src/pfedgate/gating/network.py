@@ -57,7 +57,7 @@ class Activation:
 
 
 class Run(Protocol):
-    """One forward pass on live units, as rules see it (`execute.Sliced` is the only one)."""
+    """One forward pass on live units, as rules see it (`execute.Sliced`; `record.Recorder` writes one down)."""
 
     def module(self, place: str) -> Any: ...
     def index(self, parts: Parts) -> Tensor | None: ...
@@ -66,6 +66,7 @@ class Run(Protocol):
     def linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor: ...
     def constant(self, place: str) -> Tensor: ...
     def call(self, place: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def pick(self, x: Tensor, layout: Layout) -> Tensor: ...
     def restore(self, x: Tensor, layout: Layout) -> Tensor: ...
 
@@ -109,6 +110,7 @@ class Step:
     train: Arguments
     evaluate: Arguments
     release: tuple[int, ...]
+    place: str  # where a user finds it
 
 
 @dataclass
@@ -143,7 +145,15 @@ def as_written(node: fx.Node) -> Callable[[Run, tuple[Any, ...], dict[str, Any]]
         return lambda run, args, kwargs: run.call(target, args, kwargs)
     if node.op == "call_method":
         return lambda run, args, kwargs: getattr(args[0], target)(*args[1:], **kwargs)
+    if _foreign(target):
+        return lambda run, args, kwargs: run.function(target, args, kwargs)
     return lambda run, args, kwargs: target(*args, **kwargs)
+
+
+def _foreign(target: Any) -> bool:
+    """Whether a function is neither torch's nor an operator: what it does inside is not for us to look at."""
+    home = getattr(target, "__module__", None) or "torch"
+    return target is not getattr and home.partition(".")[0] not in ("torch", "_operator")
 
 
 def has_hooks(module: nn.Module) -> bool:

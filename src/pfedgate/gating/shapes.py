@@ -177,4 +177,5 @@ class Size(Rule):
 
 def full_shape(x: Tensor, layout: Layout) -> torch.Size:
     """The shape that the tensor would have with all units."""
-    return torch.Size([layout.length if i == layout.axis else n for i, n in enumerate(x.shape)])
+    # Of the same type: while a pass is recorded, sizes are not numbers (see `record.py`).
+    return type(x.shape)([layout.length if i == layout.axis else n for i, n in enumerate(x.shape)])

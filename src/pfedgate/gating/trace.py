@@ -277,7 +277,7 @@ def _steps(train: fx.Graph, evaluate: fx.Graph, program: dict[str, Rule], analys
     for node, other in zip(train.nodes, evaluate.nodes, strict=True):
         rule = program[node.name]
         done = tuple(release.get(node.name, ()))
-        steps.append(Step(slots[node.name], rule, arguments(node, rule), arguments(other, rule), done))
+        steps.append(Step(slots[node.name], rule, arguments(node, rule), arguments(other, rule), done, describe(node)))
     return steps
 
 
