@@ -1,0 +1,171 @@
+"""A client's model out of a run, as a small plain module, and into a file for other runtimes.
+
+found = client("runs/digits-pfedgate", "3", budget=0.3)
+found.gated, found.compact            the model that was scored, and the same with one choice of blocks
+save(found.compact, found.example, "client.onnx")
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate import experiment, runfolder
+from pfedgate.data.federation import Ids
+from pfedgate.gates import has_gates
+from pfedgate.gating.compact import compact
+from pfedgate.local import Score, evaluate
+from pfedgate.names import unknown
+from pfedgate.personal import Personal
+from pfedgate.roster import Roster
+from pfedgate.serve import Endpoint
+from pfedgate.types import Budget, Card, Local, Part, Round, Task
+
+FORMATS = ("pt2", "onnx", "pt")
+FEW = 30  # clients whose names fit into a message
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of a run: its gated model, and what it takes to decide once and to score."""
+
+    gated: Personal
+    task: Task
+    local: Local
+    test: Part
+
+    @cached_property
+    def compact(self) -> nn.Module:
+        """The small module with one choice of blocks: what the gate makes of all of the client's training data."""
+        if self.gated.gated.gate.config.scope == "client":
+            return compact(self.gated)
+        batches = self.local.train.x.split(self.task.batch)  # type: ignore[no-untyped-call]
+        return compact(self.gated, map(self.local.prepare, batches))
+
+    @property
+    def dense(self) -> nn.Module:
+        """The shared model without a gate."""
+        return self.gated.gated.model
+
+    @property
+    def example(self) -> Tensor:
+        """Two prepared samples: what the module takes."""
+        return self.local.prepare(self.local.train.x[:1]).repeat_interleave(2, 0)
+
+    def score(self, model: nn.Module) -> Score:
+        """Loss and accuracy on the client's test data."""
+        return evaluate(self.task, model, self.test, self.local)
+
+
+def client(
+    run: str | Path | runfolder.Run, id: str, *, budget: Budget | None = None, data: Any = None, model: Any = None
+) -> Client:
+    """A client's gated model, from the round that was best on validation data if it was kept, else the last one.
+
+    `budget` may be another one than in training. A run whose `data` or `model` was a Python object needs it again.
+    """
+    found = run if isinstance(run, runfolder.Run) else runfolder.load(run)
+    plan = experiment.plan(found.recipe, data=data, model=model)
+    if not has_gates(plan.algorithm):
+        raise ValueError(
+            f"{found.path} was trained by {plan.algorithm.name}, which has no gates, so there is nothing to leave out; "
+            "Algorithm.predictor gives its models, as docs/how-to/export.md shows"
+        )
+    which = "best" if (found.path / "best.safetensors").exists() else "last"
+    server, store = found.server(which), found.store(which)
+    card = _card(Roster.of(plan.federation, "clients", plan.options), id)
+    card = card if budget is None else replace(card, budget=budget)
+    round = Round(max(0, len(found.metrics) - 1), plan.options.rounds, plan.options.seed)
+    local = Endpoint(plan.algorithm, plan.federation, store).local(card, round)
+    private = store.get(id)
+    if private is None:
+        raise ValueError(f"client {id!r} never trained in {found.path}, so it has no gate: choose another one")
+    got = plan.algorithm.send(server, card, round)
+    predictor = plan.algorithm.predictor(got, plan.algorithm.personalise(got, private, local), card)
+    assert isinstance(predictor, Personal)
+    return Client(predictor, plan.algorithm.task, local, plan.federation.part(id, "test"))
+
+
+def _card(roster: Roster, id: str) -> Card:
+    if id not in roster.ids and len(roster) <= FEW:
+        raise ValueError(unknown("client", id, roster.ids))
+    return roster.card(Ids(roster.ids).index(id))  # type: ignore[arg-type]
+
+
+def format_of(path: str | Path, wanted: str | None = None) -> str:
+    """The format that is wanted, or that a file's name says.
+
+    >>> format_of("model.onnx"), format_of("model.bin", "pt2")
+    ('onnx', 'pt2')
+    """
+    name = wanted or Path(path).suffix.removeprefix(".")
+    if not name:
+        raise ValueError(f"which format? {path} has no ending: give it one of .{', .'.join(FORMATS)}, or --format")
+    if name not in FORMATS:
+        raise ValueError(unknown("format", name, FORMATS))
+    return name
+
+
+def save(module: nn.Module, example: Tensor, path: str | Path, format: str | None = None) -> Path:
+    """Write a plain module to a file: for `torch.export.load` (pt2), ONNX runtimes (onnx), or `torch.load` (pt).
+
+    `example` is a batch as the module takes it; batches of any size can be given to what is written.
+    """
+    target, how = Path(path), format_of(path, format)
+    if how == "onnx":
+        need_onnx()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    module.eval()
+    if how == "pt":
+        torch.save(module, target)
+        return target
+    # A batch of one would be taken for a fixed size.
+    example = example if len(example) > 1 else example.repeat_interleave(2, 0)
+    sizes = ({0: torch.export.Dim("batch")},)
+    with _silence():
+        if how == "onnx":
+            torch.onnx.export(
+                module, (example,), target, dynamo=True, external_data=False, verbose=False, dynamic_shapes=sizes
+            )
+        else:
+            torch.export.save(torch.export.export(module, (example,), dynamic_shapes=sizes), target)
+    return target
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without what torch's exporters say of their own insides: nothing a caller could change."""
+    log = logging.getLogger("torch")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def need_onnx() -> None:
+    """Fail with what to install, if ONNX is not there."""
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"ONNX needs {' and '.join(missing)}: pip install 'pfedgate[export]'")
+
+
+def parameters(module: nn.Module) -> int:
+    """Number of parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+__all__ = ["FORMATS", "Client", "client", "format_of", "need_onnx", "parameters", "save"]

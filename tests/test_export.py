@@ -1,0 +1,153 @@
+"""A client's model leaves a run: the same predictions in every format, and a command that says what it costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.gating.compare import distance, gated_pair
+from tests.gating.zoo import OURS, SMALL, build
+from torch.utils._pytree import tree_leaves
+from typer.testing import CliRunner
+
+import pfedgate
+from pfedgate import Budget, export, runfolder
+from pfedgate.cli import app
+
+RECIPE = {
+    "data": {"name": "digits", "clients": 4},
+    "model": {"name": "mlp", "hidden": [64]},
+    "train": {"rounds": 2, "batch": 32},
+    "clients": {"budget": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    pfedgate.run(RECIPE, out=folder)
+    return folder
+
+
+def test_the_gated_model_is_the_one_that_was_scored(run: Path) -> None:
+    (run / "best.safetensors").rename(run / "aside")  # scores in clients.csv are the last round's
+    try:
+        rows = [row for row in runfolder.load(run).clients if row["point"] == "after_broadcast"]
+        for row in rows:
+            found = export.client(run, str(row["client"]))
+            assert found.score(found.gated).accuracy == pytest.approx(row["accuracy"])
+            assert export.parameters(found.compact) <= 0.5 * export.parameters(found.dense)
+    finally:
+        (run / "aside").rename(run / "best.safetensors")
+
+
+def test_one_decision_from_all_training_data(run: Path) -> None:
+    """Of a gate that decides per client, the compact module is the predictor itself."""
+    shutil.copytree(run, other := run.parent / "client")
+    config = (other / "config.toml").read_text()
+    (other / "config.toml").write_text(config.replace('predict = "batch"', 'predict = "client"'))
+    found = export.client(other, "0", budget=0.4)
+    assert found.gated.gated.gate.config.scope == "client"
+    x = found.local.prepare(found.test.x)
+    with torch.no_grad():
+        assert distance(found.compact(x), found.gated(x)) <= 1e-5
+    assert found.gated.gated.last is not None
+    assert export.parameters(found.compact) == found.gated.gated.last.live.count
+
+
+@pytest.mark.parametrize("format", ["pt2", "pt"])
+def test_torch_formats(run: Path, tmp_path: Path, format: str) -> None:
+    found = export.client(run, "1")
+    path = export.save(found.compact, found.example[:1], tmp_path / "new" / f"model.{format}")
+    loaded = torch.export.load(path).module() if format == "pt2" else torch.load(path, weights_only=False)
+    x = found.local.prepare(found.test.x)
+    with torch.no_grad():
+        for batch in (x[:1], x):
+            assert distance(loaded(batch), found.compact(batch)) <= 1e-5
+
+
+def in_onnx(path: Path, x: torch.Tensor) -> list[Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    results: list[Any] = session.run(None, {"x": x.numpy()})
+    return results
+
+
+def test_onnx(run: Path, tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="needs the extra `export`: pip install 'pfedgate[export]'")
+    found = export.client(run, "1", budget=0.3)
+    path = export.save(found.compact, found.example, tmp_path / "model.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    x = found.local.prepare(found.test.x)
+    for batch in (x[:1], x):
+        (y,) = in_onnx(path, batch)
+        assert distance(torch.from_numpy(y), found.compact(batch)) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OURS, *SMALL])
+def test_every_network_in_every_runtime(name: str, tmp_path: Path) -> None:
+    model, x = build(name)
+    small = pfedgate.compact(gated_pair(model, x, Budget(params=0.8))[0], x)
+    other = torch.cat([x, x])[1:]  # a batch of another size
+    wanted = tree_leaves(small(other))
+    found = [tree_leaves(torch.export.load(export.save(small, x, tmp_path / "a.pt2")).module()(other))]
+    if all(importlib.util.find_spec(needed) for needed in ("onnx", "onnxscript", "onnxruntime")):
+        found.append([torch.from_numpy(y) for y in in_onnx(export.save(small, x, tmp_path / "a.onnx"), other)])
+    for results in found:
+        for a, b in zip(results, wanted, strict=True):
+            assert distance(a, b) <= 1e-5
+
+
+def test_without_onnx_it_says_what_to_install(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"onnx and onnxscript: pip install 'pfedgate\[export\]'"):
+        export.save(torch.nn.Linear(2, 2), torch.ones(2, 2), tmp_path / "a.onnx")
+
+
+def test_the_command(run: Path, tmp_path: Path) -> None:
+    arguments = ["export", str(run), "--client", "2", "--budget", "0.3", "--out", str(tmp_path / "two.pt")]
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0, told.output
+    found = export.client(run, "2", budget=0.3)
+    for expected in (
+        f"{export.parameters(found.dense):,}",
+        f"{export.parameters(found.compact):,}",
+        f"{100 * found.score(found.compact).accuracy:.1f} %",
+        f"{100 * found.score(found.gated).accuracy:.1f} %",
+        "takes batch × 1 × 8 × 8 float32",
+    ):
+        assert expected in told.stdout
+    x = found.local.prepare(found.test.x)
+    assert torch.equal(torch.load(tmp_path / "two.pt", weights_only=False)(x), found.compact(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--client", "7", "--out", "a.pt"], "unknown client '7': Known: 0, 1, 2, 3"),
+        (["--client", "0", "--out", "a.onx"], "unknown format 'onx': did you mean 'onnx'?"),
+        (["--client", "0", "--out", "a"], "has no ending"),
+        (["--client", "0", "--out", "a.pt", "--budget", "0.0001"], "smallest feasible"),
+    ],
+)
+def test_errors_say_what_to_do(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["export", str(run), *arguments])
+    assert told.exit_code == 1
+    assert says in told.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_methods_without_gates(tmp_path: Path) -> None:
+    pfedgate.run({**RECIPE, "algorithm": {"name": "fedavg"}, "train": {"rounds": 1}}, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="fedavg, which has no gates"):
+        export.client(tmp_path / "run", "0")
