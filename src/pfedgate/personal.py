@@ -208,7 +208,7 @@ def fresh_gate(personal: Personal, seed: int, *path: str) -> State:
     return {name: value.detach().clone() for name, value in gate.state_dict().items()}
 
 
-def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
+def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: float) -> None:
     """Let a new gate know how often its client has each class, as far as it can say so.
 
     The class shift starts at the logarithm of the frequencies (what Bayes' rule adds when only they differ between
@@ -218,7 +218,7 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
     classes = own.classes or (0 if blocks is None else len(blocks))
     if not classes or int(labels.max()) >= classes:
         return
-    logs = log_frequencies(labels, classes).to(gate["fc.bias"])
+    logs = log_frequencies(labels, classes, ignore).to(gate["fc.bias"])
     if own.classes:
         gate["fc.bias"][-classes:] = logs
     elif own.config.train_weights and "post_norm.bias" in gate and blocks is not None:

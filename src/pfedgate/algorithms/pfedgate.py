@@ -52,6 +52,7 @@ class PFedGate(SendsTiles):
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
+    ignore: float = 1.0  # logarithms of frequencies nearer to their mean than this tell nothing (log_frequencies)
     pre_norm: bool = True  # this and the next four: switches of the gate, see GateConfig
     post_norm: Literal["blocks", "batch", "none"] = "blocks"
     activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
@@ -72,6 +73,8 @@ class PFedGate(SendsTiles):
             raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
         if not 0.0 < self.own_share <= 1.0:
             raise ValueError(f"own_share is the part of a change that stays private, in (0, 1], not {self.own_share}")
+        if self.ignore < 0:
+            raise ValueError(f"ignore is a difference of logarithms, at least 0, not {self.ignore}")
         _ = self._setting, self._own  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
@@ -80,7 +83,7 @@ class PFedGate(SendsTiles):
         personal = self._workspace(local.device)
         gate = fresh_gate(personal, local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
-            start_at_labels(personal, gate, local.train.y)
+            start_at_labels(personal, gate, local.train.y, self.ignore)
         return {**under("gate/", gate), **under(OWN, {name: torch.zeros_like(got[name]) for name in self._own})}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
