@@ -155,8 +155,18 @@ def by_brute_force(costs: CostModel, limits: Mapping[str, float], importance: Fl
 def by_milp(
     costs: CostModel, limits: Mapping[str, float], importance: Floats, gap: float = 0.0, seconds: float = 60.0
 ) -> float:
-    """The best value by HiGHS. One binary per block, sorted within its group; a product of two groups is linear in
-    y = (block j of g kept) * (live share of h), which the objective pushes down to its lower bounds."""
+    """The best value by HiGHS."""
+    return milp_range(costs, limits, importance, gap, seconds)[0]
+
+
+def milp_range(
+    costs: CostModel, limits: Mapping[str, float], importance: Floats, gap: float, seconds: float
+) -> tuple[float, float]:
+    """The best value by HiGHS, and what no choice is worth more than: far apart if time is too short.
+
+    One binary per block, sorted within its group; a product of two groups is linear in y = (block j of g kept) *
+    (live share of h), which the objective pushes down to its lower bounds.
+    """
     groups = costs.groups
     start = np.cumsum([0, *(g.count for g in groups)])
     value = np.concatenate([-np.sort(-importance[a:b]) for a, b in itertools.pairwise(start.tolist())])
@@ -221,7 +231,7 @@ def by_milp(
         options={"mip_rel_gap": gap, "time_limit": seconds},
     )
     assert result.x is not None, result.message
-    return float(-result.fun)
+    return float(-result.fun), float(-result.mip_dual_bound)
 
 
 def value(selector: Selector, importance: Floats) -> float:
