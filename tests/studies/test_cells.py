@@ -153,9 +153,10 @@ def test_names_of_public_data_are_the_worlds() -> None:
 
 
 def test_tuned_settings_hold_but_rows_keep_what_they_are(tmp_path: Path) -> None:
-    tuned = '[tuned.heterofl]\nalgorithm.level = "b"\ntrain.lr = 0.07\n[tuned.fedmask]\nalgorithm.density = 0.3\n'
+    tuned = '[tuned.heterofl]\nalgorithm.level = "b"\ntrain.lr = 0.08\n[tuned.fedmask]\nalgorithm.density = 0.3\n'
     for name in ("cifar10-quick.toml", "femnist-quick.toml"):
-        (tmp_path / name).write_text((RECIPES / name).read_text() + "\n" + tuned.replace("0.07", "0.08"))
+        untuned = (RECIPES / name).read_text().partition("[tuned.")[0]
+        (tmp_path / name).write_text(f"{untuned}\n{tuned}")
     mine = Order(scales.SMALL, tmp_path, ("cifar10",), recipes=tmp_path)
     recipes = {place.row.name: place.cell.recipe for place in mine.places(paper.get("table1"))}
     assert recipes["HeteroFL, s = 0.3"].train.lr == 0.08
