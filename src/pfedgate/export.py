@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,7 +50,7 @@ class Client:
         """The small module with one choice of blocks: what the gate makes of all of the client's training data."""
         if self.gated.gated.gate.config.scope == "client":
             return compact(self.gated)
-        batches = self.local.train.x.split(self.task.batch)  # type: ignore[no-untyped-call]
+        batches = torch.split(self.local.train.x, self.task.batch)
         return compact(self.gated, map(self.local.prepare, batches))
 
     @property
@@ -99,7 +100,7 @@ def client(
 def _card(roster: Roster, id: str) -> Card:
     if id not in roster.ids and len(roster) <= FEW:
         raise ValueError(unknown("client", id, roster.ids))
-    return roster.card(Ids(roster.ids).index(id))  # type: ignore[arg-type]
+    return roster.card(Ids(np.array(roster.ids)).index(id))
 
 
 def format_of(path: str | Path, wanted: str | None = None) -> str:

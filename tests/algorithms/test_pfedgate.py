@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pfedgate import algorithms, data, engine, models
+from pfedgate import algorithms, data, engine, models, parts
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.gating import timing
 from pfedgate.gating.gate_config import GateConfig
@@ -213,7 +213,7 @@ def test_novel_client_trains_its_private_layers_too_and_nothing_else(task: Task,
     algorithm, one = make(task, own="out"), local(federation)
     got = algorithm.init_server(0)
     adapted = algorithm.adapt(got, algorithm.init_client(got, one), one)
-    joined = algorithm._joined(got, adapted)
+    joined = parts.offset(got, adapted)
     trained = dict(algorithm._workspace().gated.model.named_parameters())
     for name, value in got.items():
         torch.testing.assert_close(trained[name].detach(), joined[name])

@@ -104,7 +104,7 @@ class PFedGate(SendsTiles):
         kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**under("gate/", personal.gate_state()), **under(OWN, own), **residual, **under("optim/", kept)},
+            {**under("gate/", personal.gate_state()), **own, **residual, **under("optim/", kept)},
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
@@ -117,7 +117,7 @@ class PFedGate(SendsTiles):
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
         _, own = self._divide(got, private, personal.vector(), share=1.0)
-        return {**under("gate/", personal.gate_state()), **under(OWN, own)}
+        return {**under("gate/", personal.gate_state()), **own}
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With predict="client": what the gate makes of all of the client's training data."""
@@ -125,14 +125,14 @@ class PFedGate(SendsTiles):
             return private
         personal = self._workspace(local.device, predicting(self._setting, self.predict))
         gate = {**personal.gate_state(), **inside("gate/", private)}
-        personal.load(self._joined(got, private), gate, self._budget(local.card))
+        personal.load(parts.offset(got, private), gate, self._budget(local.card))
         personal.remember(self.task, local)
         return {**under("gate/", personal.gate_state()), **under(OWN, inside(OWN, private))}
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
         personal = self._workspace(setting=predicting(self._setting, self.predict))
-        personal.load(self._joined(got, private), inside("gate/", private), self._budget(card))
+        personal.load(parts.offset(got, private), inside("gate/", private), self._budget(card))
         return personal.copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
@@ -169,21 +169,13 @@ class PFedGate(SendsTiles):
         part = parts.head(self.task, None if self.own == "head" else self.own, "own")
         return parts.parameters(self.task, part)
 
-    def _joined(self, got: State, private: State) -> State:
-        """The shared model with the client's offsets in it."""
-        return {**got, **{name: got[name] + offset for name, offset in inside(OWN, private).items()}}
-
     def _divide(self, got: State, private: State, vector: Tensor, share: float) -> tuple[Tensor, State]:
-        """What private layers have learned: a part is kept as an offset, the rest stays in the vector that is sent."""
+        """Of what private layers have learned, this share is kept; the rest stays in the vector, which is sent."""
         if not self._own:
             return vector, {}
         trained = unflat(vector, [(name, got[name].shape) for name in self.names])
-        start, kept = inside(OWN, private), {}
-        for name in self._own:
-            change = trained[name] - got[name] - start[name]
-            kept[name] = start[name] + share * change
-            trained[name] = got[name] + (1 - share) * change
-        return flat(trained), kept
+        sent, kept = parts.keep_share(got, private, trained, self._own, share)
+        return flat(sent), kept
 
     @property
     def _setting(self) -> Setting:
@@ -210,5 +202,5 @@ class PFedGate(SendsTiles):
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)
-        personal.load(self._joined(got, private), inside("gate/", private), self._budget(local.card))
+        personal.load(parts.offset(got, private), inside("gate/", private), self._budget(local.card))
         return personal

@@ -29,7 +29,20 @@ from pfedgate.store import MemoryStore, write_atomically
 from pfedgate.types import Round
 
 # Parts of the package that no result depends on.
-SHOWING = ("cli", "studies", "report", "tune", "deploy", "methods", "progress", "watch", "trackers", "demo", "theory")
+SHOWING = (
+    "cli",
+    "studies",
+    "report",
+    "tune",
+    "deploy",
+    "export",
+    "methods",
+    "progress",
+    "watch",
+    "trackers",
+    "demo",
+    "theory",
+)
 
 
 @lru_cache(maxsize=1)
