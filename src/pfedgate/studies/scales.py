@@ -86,7 +86,7 @@ SMALL = Scale(
             (1, 28, 28), 62,
         ),
     },
-    {"train.rounds": 80, "evaluate.every": 5},
+    {"train.rounds": 60, "evaluate.every": 5},
     ("cifar10", "femnist"),
     seeds=3,
     best=5,
