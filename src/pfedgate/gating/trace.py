@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .analysis import Analysis
 from .layout import Layout
 from .network import Activation, Arguments, Network, Operation, Policy, Ref, Rule, Step, Untraceable, describe
+from .order import pool_first
 from .rules import Restore, choose, joins
 
 _INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow, torch.relu_}
@@ -56,6 +57,8 @@ def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Examp
             break
         refused |= more
     _check_writes(train, program, analysis)
+    for graph in (train, evaluate):  # costs, found above, stay those of the network as it is written
+        pool_first(graph, program, dict(model.named_modules(remove_duplicate=False)))
     resolve = analysis.spaces.resolve
     axes = {name: {a: resolve(p) for a, p in axes.items()} for name, axes in analysis.axes.items()}
     used = {part.space for per_axis in axes.values() for parts in per_axis.values() for part in parts}
