@@ -91,18 +91,31 @@ TRIALS: dict[str, dict[str, Any]] = {
 
 FEMNIST: dict[str, dict[str, Any]] = {
     "FedAvg": {"method": "fedavg", "lr": 0.1},
-    "FedAvg-FT, lr .05": {"method": "fedavg_ft", "lr": 0.05},
+    "FedAvg-FT": {"method": "fedavg_ft", "lr": 0.05},
     "FedPer": {"method": "fedper", "lr": 0.1},
-    "plain, default": gate(0.1),
+    "HeteroFL, s = 0.5": {"method": "heterofl", "lr": 0.03, "budget": 0.5},
+    **{f"plain, lr {lr}": gate(lr) for lr in (0.05, 0.1)},
     "plain, labels believed altogether": gate(0.1, ignore=0.0),
     "plain, labels not used": gate(0.1, start="random"),
-    "plain, gate's lr .3": gate(0.1, gate_lr=0.3),
-    "shift, default": gate(0.1, shift=True),
-    "own head, share 0.1": gate(0.1, own="head", own_share=0.1),
+    "shift, lr 0.05": gate(0.05, shift=True),
     **{
-        f"plain, s = {budget['budget']}, {resources}": gate(0.1, resources=resources, **budget)
-        for budget in (HALF, THIRD)
+        f"plain, s = {budget}, {resources}, lr {lr}": gate(lr, resources=resources, budget=budget)
+        for budget, rates in ((0.5, (0.05, 0.1)), (0.3, (0.05,)))
         for resources in ("params", "all")
+        for lr in rates
+    },
+    "plain, s = 0.5, all, gate frozen": gate(0.1, gate_lr=0.0, budget=0.5),
+    "plain, s = 0.5, all, decided per client": gate(0.05, predict="client", budget=0.5),
+    **{f"gate's lr .01, lr {lr}": gate(lr, gate_lr=0.01) for lr in (0.05, 0.1)},
+    "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
+    **{
+        f"gate's lr .01, s = {budget}, {resources}": gate(0.05, gate_lr=0.01, resources=resources, budget=budget)
+        for budget in (0.5, 0.3)
+        for resources in ("params", "all")
+    },
+    **{
+        f"gate's lr .01, own head, share {share}": gate(0.05, gate_lr=0.01, own="head", own_share=share)
+        for share in (0.03, 0.1, 0.3)
     },
 }
 TRIALS |= {f"FEMNIST: {name}": {"data": "femnist", **trial} for name, trial in FEMNIST.items()}
