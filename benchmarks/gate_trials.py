@@ -83,6 +83,14 @@ TRIALS: dict[str, dict[str, Any]] = {
         for resources in ("params", "all")
     },
     "plain, labels believed altogether": gate(ignore=0.0),
+    **{f"plain, M starts at 1.4, lr {lr}": gate(lr, bias=0.85) for lr in (0.1, 0.2, 0.3)},
+    **{
+        f"plain, M starts at 1.4, divided by sqrt, s = {budget['budget']}, {resources}": gate(
+            0.2, bias=0.85, compensate="sqrt", resources=resources, **budget
+        )
+        for budget in (HALF, THIRD)
+        for resources in ("params", "all")
+    },
     "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
     "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
     "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),
@@ -90,7 +98,7 @@ TRIALS: dict[str, dict[str, Any]] = {
 }
 
 FEMNIST: dict[str, dict[str, Any]] = {
-    "FedAvg": {"method": "fedavg", "lr": 0.1},
+    **{f"FedAvg, lr {lr}": {"method": "fedavg", "lr": lr} for lr in (0.03, 0.05, 0.1)},
     "FedAvg-FT": {"method": "fedavg_ft", "lr": 0.05},
     "FedPer": {"method": "fedper", "lr": 0.1},
     "HeteroFL, s = 0.5": {"method": "heterofl", "lr": 0.03, "budget": 0.5},
@@ -106,7 +114,20 @@ FEMNIST: dict[str, dict[str, Any]] = {
     },
     "plain, s = 0.5, all, gate frozen": gate(0.1, gate_lr=0.0, budget=0.5),
     "plain, s = 0.5, all, decided per client": gate(0.05, predict="client", budget=0.5),
-    **{f"gate's lr .01, lr {lr}": gate(lr, gate_lr=0.01) for lr in (0.05, 0.1)},
+    **{f"gate's lr .01, lr {lr}": gate(lr, gate_lr=0.01) for lr in (0.03, 0.05, 0.1)},
+    **{f"gate's lr .01, M starts at {m}": gate(0.05, gate_lr=0.01, bias=b) for m, b in ((1.4, 0.85), (1.7, 1.73))},
+    **{
+        f"gate's lr .01, s = {budget}, {resources}, M starts at 1.4, divided by {how}": gate(
+            0.05, gate_lr=0.01, resources=resources, budget=budget, bias=0.85, compensate=how
+        )
+        for budget in (0.5, 0.3)
+        for resources in ("params", "all")
+        for how in ("share", "sqrt")
+    },
+    "gate's lr .01, s = 0.5, all, M starts at 1.4, divided by sqrt, lr 0.03": gate(
+        0.03, gate_lr=0.01, budget=0.5, bias=0.85, compensate="sqrt"
+    ),
+    "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
     "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
     **{
         f"gate's lr .01, s = {budget}, {resources}": gate(0.05, gate_lr=0.01, resources=resources, budget=budget)
@@ -115,7 +136,7 @@ FEMNIST: dict[str, dict[str, Any]] = {
     },
     **{
         f"gate's lr .01, own head, share {share}": gate(0.05, gate_lr=0.01, own="head", own_share=share)
-        for share in (0.03, 0.1, 0.3)
+        for share in (0.2, 0.5)
     },
 }
 TRIALS |= {f"FEMNIST: {name}": {"data": "femnist", **trial} for name, trial in FEMNIST.items()}

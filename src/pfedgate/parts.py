@@ -146,26 +146,14 @@ def join(got: State, private: State) -> State:
     return {**got, **inside(OWN, private)}
 
 
-def offset(got: State, private: State) -> State:
-    """A client's whole model, where what is private is a difference to the shared one."""
-    return {**got, **{name: got[name] + own.to(got[name].device) for name, own in inside(OWN, private).items()}}
+def lean(got: State, private: State, share: float) -> State:
+    """A client's whole model, where what is private lies between the shared version (0) and the client's own (1).
 
-
-def keep_share(got: State, private: State, trained: State, own: Sequence[str], share: float) -> tuple[State, State]:
-    """What layers of one's own have learned, divided: what is left in the model that is sent, and the new offsets.
-
-    >>> got, trained = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
-    >>> sent, kept = keep_share(got, {"own/w": torch.zeros(1)}, trained, ["w"], share=0.25)
-    >>> sent["w"].item(), kept["own/w"].item()
-    (0.75, 0.25)
+    >>> lean({"w": torch.zeros(1)}, {"own/w": torch.ones(1)}, 0.25)
+    {'w': tensor([0.2500])}
     """
-    before, sent, kept = inside(OWN, private), dict(trained), {}
-    for name in own:
-        start, old = got[name].cpu(), before[name].cpu()
-        change = trained[name].cpu() - start - old
-        kept[name] = old + share * change
-        sent[name] = (start + (1 - share) * change).to(trained[name].device)
-    return sent, under(OWN, kept)
+    own = {name: value.to(got[name].device) for name, value in inside(OWN, private).items()}
+    return {**got, **{name: torch.lerp(got[name], value, share) for name, value in own.items()}}
 
 
 def train_jointly(task: Task, own: Part, got: State, private: State, local: Local) -> tuple[Update, State]:

@@ -205,7 +205,11 @@ def fresh_gate(personal: Personal, seed: int, *path: str) -> State:
     """The State of a new gate, drawn from its own path."""
     gate = copy.deepcopy(personal.pristine)
     gate.draw(generator(seed, *path))
-    return {name: value.detach().clone() for name, value in gate.state_dict().items()}
+    state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
+    outputs = personal.gated.plan.class_blocks
+    if gate.config.initial_bias and gate.config.train_weights and "post_norm.bias" in state and outputs is not None:
+        state["post_norm.bias"][0, torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
+    return state
 
 
 def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: float) -> None:

@@ -2,7 +2,7 @@
 
 Chen, Yao, Gao, Ding, Li: Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
 Shared: the model (theta). Private: the gate (phi), which sees a batch, weighs every block of the model and keeps the
-most important ones that fit the client's budget; with `own` also an offset to some layers. A client uploads only what
+most important ones that fit the client's budget; with `own` also its version of some layers. A client uploads only what
 was live at least once in its round, and the server averages each part over the clients that sent it (Algorithm 1).
 
 Where we depart, and why: see `pfedgate.gate` (M centred on 1, normalisation over blocks, pooled features, unit
@@ -26,7 +26,7 @@ from pfedgate.local import loop
 from pfedgate.parts import OWN
 from pfedgate.personal import Personal, Setting, fresh_gate, predicting, start_at_labels, wire_tiles, workspace
 from pfedgate.sparse import SendsTiles
-from pfedgate.tensors import flat, inside, under, unflat
+from pfedgate.tensors import inside, under, unflat
 from pfedgate.tiles import BLOCKS, Tiles
 from pfedgate.types import CPU, Card, Local, State, Update
 from pfedgate.workspace import Batch
@@ -42,13 +42,13 @@ class PFedGate(SendsTiles):
     split: str = "unit"
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
     smallest: float = 0.05  # s_min: share of a layer that is always kept
-    compensate: str = "share"  # divide weights by the live share of their inputs: s = .5 learns like s = 1
+    compensate: str = "sqrt"  # divide weights by the root of the live share of their inputs: sums keep their spread
     straight_through: str = "full"
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
     shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
-    own: parts.Names | None = None  # layers ("head": the last) of whose changes a client keeps a part for itself
-    own_share: float = 0.5  # that part; the rest is sent: 0 is no private layer, 1 is FedPer's
+    own: parts.Names | None = None  # layers ("head": the last) of which a client remembers its own version
+    own_share: float = 0.5  # how far it starts a round, and predicts, from that: 0 is the shared one, 1 as in FedPer
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
@@ -58,6 +58,9 @@ class PFedGate(SendsTiles):
     activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
     weight_range: float = 1.0
     spread: float = 0.1  # of M around 1 at the start (GateConfig.initial_scale)
+    # Of M's path at the start: 0 starts M at 1, .85 at 1.4. Torch draws weights too small for ReLUs, so training from
+    # scratch begins faster; for a model that was trained before, give 0.
+    bias: float = 0.85
     predict: str = "batch"  # the gate decides for a batch, or once per client ("client", from its training data)
     common_init: bool = True  # all gates start alike, so that masks agree at first and differ by what they learn
     gate_ones: bool = False  # gates start at M = 1 exactly
@@ -72,7 +75,7 @@ class PFedGate(SendsTiles):
         if self.deviations and self.variant is None:
             raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
         if not 0.0 < self.own_share <= 1.0:
-            raise ValueError(f"own_share is the part of a change that stays private, in (0, 1], not {self.own_share}")
+            raise ValueError(f"own_share is how much of its own version a client uses, in (0, 1], not {self.own_share}")
         if self.ignore < 0:
             raise ValueError(f"ignore is a difference of logarithms, at least 0, not {self.ignore}")
         _ = self._setting, self._own  # a wrong name fails here, not on a client
@@ -84,7 +87,7 @@ class PFedGate(SendsTiles):
         gate = fresh_gate(personal, local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
             start_at_labels(personal, gate, local.train.y, self.ignore)
-        return {**under("gate/", gate), **under(OWN, {name: torch.zeros_like(got[name]) for name in self._own})}
+        return {**under("gate/", gate), **under(OWN, {name: got[name].clone() for name in self._own})}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
@@ -97,14 +100,19 @@ class PFedGate(SendsTiles):
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
         loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch))
-        vector, own = self._divide(got, private, personal.vector(), self.own_share)
+        vector = personal.vector()
         packed, residual = self.pack(got, vector, personal.live_tiles(stepper), private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
         kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**under("gate/", personal.gate_state()), **own, **residual, **under("optim/", kept)},
+            {
+                **under("gate/", personal.gate_state()),
+                **self._remember(vector, got),
+                **residual,
+                **under("optim/", kept),
+            },
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
@@ -116,8 +124,10 @@ class PFedGate(SendsTiles):
             return personal.step_gate(stepper, self.task.loss, batch, self._own)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
-        _, own = self._divide(got, private, personal.vector(), share=1.0)
-        return {**under("gate/", personal.gate_state()), **own}
+        own = self._remember(personal.vector(), got)
+        # It trained from the shared version only, so what it uses from now on should be all that it learned.
+        whole = {name: torch.lerp(got[name[len(OWN) :]].cpu(), v.cpu(), 1 / self.own_share) for name, v in own.items()}
+        return {**under("gate/", personal.gate_state()), **whole}
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With predict="client": what the gate makes of all of the client's training data."""
@@ -125,14 +135,14 @@ class PFedGate(SendsTiles):
             return private
         personal = self._workspace(local.device, predicting(self._setting, self.predict))
         gate = {**personal.gate_state(), **inside("gate/", private)}
-        personal.load(parts.offset(got, private), gate, self._budget(local.card))
+        personal.load(parts.lean(got, private, self.own_share), gate, self._budget(local.card))
         personal.remember(self.task, local)
         return {**under("gate/", personal.gate_state()), **under(OWN, inside(OWN, private))}
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
         personal = self._workspace(setting=predicting(self._setting, self.predict))
-        personal.load(parts.offset(got, private), inside("gate/", private), self._budget(card))
+        personal.load(parts.lean(got, private, self.own_share), inside("gate/", private), self._budget(card))
         return personal.copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
@@ -169,13 +179,12 @@ class PFedGate(SendsTiles):
         part = parts.head(self.task, None if self.own == "head" else self.own, "own")
         return parts.parameters(self.task, part)
 
-    def _divide(self, got: State, private: State, vector: Tensor, share: float) -> tuple[Tensor, State]:
-        """Of what private layers have learned, this share is kept; the rest stays in the vector, which is sent."""
+    def _remember(self, vector: Tensor, got: State) -> State:
+        """The client's own version of some layers, as it has just trained them."""
         if not self._own:
-            return vector, {}
+            return {}
         trained = unflat(vector, [(name, got[name].shape) for name in self.names])
-        sent, kept = parts.keep_share(got, private, trained, self._own, share)
-        return flat(sent), kept
+        return under(OWN, {name: trained[name].clone() for name in self._own})
 
     @property
     def _setting(self) -> Setting:
@@ -184,7 +193,8 @@ class PFedGate(SendsTiles):
         around_one = self.variant is None and self.activation in ("centred", "linear")
         gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift,
                           init="ones" if self.gate_ones else "random",
-                          initial_scale=self.spread if around_one else 1.0)  # fmt: skip
+                          initial_scale=self.spread if around_one else 1.0,
+                          initial_bias=self.bias if around_one else 0.0)  # fmt: skip
         if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
         elif self.variant is not None:
@@ -202,5 +212,5 @@ class PFedGate(SendsTiles):
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)
-        personal.load(parts.offset(got, private), inside("gate/", private), self._budget(local.card))
+        personal.load(parts.lean(got, private, self.own_share), inside("gate/", private), self._budget(local.card))
         return personal
