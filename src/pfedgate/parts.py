@@ -146,16 +146,6 @@ def join(got: State, private: State) -> State:
     return {**got, **inside(OWN, private)}
 
 
-def lean(got: State, private: State, share: float) -> State:
-    """A client's whole model, where what is private lies between the shared version (0) and the client's own (1).
-
-    >>> lean({"w": torch.zeros(1)}, {"own/w": torch.ones(1)}, 0.25)
-    {'w': tensor([0.2500])}
-    """
-    own = {name: value.to(got[name].device) for name, value in inside(OWN, private).items()}
-    return {**got, **{name: torch.lerp(got[name], value, share) for name, value in own.items()}}
-
-
 def train_jointly(task: Task, own: Part, got: State, private: State, local: Local) -> tuple[Update, State]:
     """Local epochs on the whole model; the private part stays, the rest is sent."""
     done = fit(task, join(got, private), local, memory=private)

@@ -7,7 +7,7 @@ per model and setting. It is working memory only: `load` overwrites every parame
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -100,13 +100,13 @@ class Personal(nn.Module):
         self._count(batch)
         return value.detach()
 
-    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, own: Collection[str] = ()) -> Tensor:
-        """One step of the gate, and of private layers (`own`: their parameters); the rest stands still."""
+    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
+        """One step of the gate alone, on a model that stands still."""
         optimizer.zero_grad()
-        with _frozen(self.gated.model, own):
+        with _frozen(self.gated.model):
             value = loss(self.gated(batch.x), batch.y).mean()
             value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step() if own else optimizer.step_gate()
+        optimizer.step_gate()
         self._count(batch)
         return value.detach()
 
@@ -164,9 +164,9 @@ class Personal(nn.Module):
 
 
 @contextmanager
-def _frozen(model: nn.Module, but: Collection[str] = ()) -> Iterator[None]:
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in but)
+def _frozen(model: nn.Module) -> Iterator[None]:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pfedgate import algorithms, data, engine, models, parts
+from pfedgate import algorithms, data, engine, models
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.gating import timing
 from pfedgate.gating.gate_config import GateConfig
@@ -57,49 +57,6 @@ def test_gates_of_one_at_full_budget_are_fedavg_bit_for_bit(
     assert set(plain.server) == set(gated.server)
     for name, value in plain.server.items():
         assert torch.equal(value, gated.server[name]), name
-
-
-def test_with_all_of_its_own_head_a_client_trains_as_in_fedper(task: Task, federation: data.Federation) -> None:
-    options = engine.Options(rounds=3, budget=1.0)
-    fedper = engine.run(algorithms.build("fedper", task), federation, options)
-    gated = engine.run(make(task, gate_lr=0.0, gate_ones=True, own="head", own_share=1.0), federation, options)
-    for name, value in fedper.server.items():
-        torch.testing.assert_close(value, gated.server[name], rtol=1e-5, atol=1e-6)
-    assert gated.summary["accuracy"] == pytest.approx(fedper.summary["accuracy"], abs=1e-6)
-
-
-def test_own_layers_do_not_slow_the_shared_ones(task: Task, federation: data.Federation) -> None:
-    """While all clients took part, the mean of their own versions is the shared one: a first step moves both alike."""
-    options = engine.Options(rounds=1, budget=1.0)
-    plain = engine.run(make(task), federation, options)
-    leaning = engine.run(make(task, own=["fc1", "out"], own_share=0.5), federation, options)
-    for name, value in plain.server.items():
-        assert torch.equal(value, leaning.server[name]), name
-
-
-@pytest.mark.parametrize("budget", [1.0, 0.5])
-def test_a_client_leans_towards_its_own_version(task: Task, federation: data.Federation, budget: float) -> None:
-    algorithm = make(task, own=["fc1", "out"], own_share=0.25)
-    given = local(federation, budget=budget)
-    got = algorithm.init_server(0)
-    private = algorithm.init_client(got, given)
-    update, private = algorithm.train(got, private, given)
-    assert not any(name.startswith("own/") for name in update.shared)
-    sent = algorithm.landed(got, update)
-    for name in ("fc1.weight", "fc1.bias", "out.weight", "out.bias"):
-        torch.testing.assert_close(private[f"own/{name}"], sent[name], rtol=0, atol=0)
-        assert not torch.equal(sent[name], got[name])
-    elsewhere = {name: value + 1 for name, value in got.items()}
-    model = algorithm.predictor(elsewhere, private, given.card)
-    weight = dict(model.named_parameters())["gated.model.out.weight"]
-    torch.testing.assert_close(weight, 0.75 * elsewhere["out.weight"] + 0.25 * private["own/out.weight"])
-
-
-def test_private_layers_are_checked_at_once(task: Task) -> None:
-    with pytest.raises(ValueError, match="own: unknown layer 'uot': did you mean 'out'"):
-        make(task, own="uot")
-    with pytest.raises(ValueError, match="own_share"):
-        make(task, own="head", own_share=0.0)
 
 
 @pytest.mark.parametrize("budget", [0.7, 0.5, 0.3])
@@ -208,17 +165,6 @@ def test_novel_client_trains_its_gate_only(task: Task, federation: data.Federati
     assert all(torch.equal(got[name], before[name]) for name in got)
     assert torch.equal(algorithm._workspace().vector(), flat(pick(got, algorithm._workspace().names)))
     assert any(not torch.equal(adapted[name], private[name]) for name in private)
-
-
-def test_novel_client_trains_its_private_layers_too_and_nothing_else(task: Task, federation: data.Federation) -> None:
-    algorithm, one = make(task, own="out"), local(federation)
-    got = algorithm.init_server(0)
-    adapted = algorithm.adapt(got, algorithm.init_client(got, one), one)
-    joined = parts.lean(got, adapted, algorithm.own_share)  # what it predicts with: all that it learned
-    trained = dict(algorithm._workspace().gated.model.named_parameters())
-    for name, value in got.items():
-        torch.testing.assert_close(trained[name].detach(), joined[name])
-        assert torch.equal(joined[name], value) != name.startswith("out"), name
 
 
 def test_every_client_stays_within_its_own_budget(task: Task, federation: data.Federation) -> None:

@@ -2,11 +2,12 @@
 
 Chen, Yao, Gao, Ding, Li: Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
 Shared: the model (theta). Private: the gate (phi), which sees a batch, weighs every block of the model and keeps the
-most important ones that fit the client's budget; with `own` also its version of some layers. A client uploads only what
-was live at least once in its round, and the server averages each part over the clients that sent it (Algorithm 1).
+most important ones that fit the client's budget. A client uploads only what was live at least once in its round, and
+the server averages each part over the clients that sent it (Algorithm 1).
 
-Where we depart, and why: see `pfedgate.gate` (M centred on 1, normalisation over blocks, pooled features, unit
-blocks, division by the live share of inputs; as published, the gate does not train). `variant="paper"` is literal.
+Where we depart, and why: docs/explanation/what-makes-gating-work.md (M of size 1, normalisation over blocks, pooled
+features, unit blocks, a start from the client's labels; as published, the gate does not train). `variant="paper"` is
+literal.
 """
 
 from __future__ import annotations
@@ -17,16 +18,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from pfedgate import parts
 from pfedgate.algorithms import register
 from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.local import loop
-from pfedgate.parts import OWN
 from pfedgate.personal import Personal, Setting, fresh_gate, predicting, start_at_labels, wire_tiles, workspace
 from pfedgate.sparse import SendsTiles
-from pfedgate.tensors import inside, under, unflat
+from pfedgate.tensors import inside, under
 from pfedgate.tiles import BLOCKS, Tiles
 from pfedgate.types import CPU, Card, Local, State, Update
 from pfedgate.workspace import Batch
@@ -47,8 +46,6 @@ class PFedGate(SendsTiles):
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
     shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
-    own: parts.Names | None = None  # layers ("head": the last) of which a client remembers its own version
-    own_share: float = 0.5  # how far it starts a round, and predicts, from that: 0 is the shared one, 1 as in FedPer
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
@@ -74,11 +71,9 @@ class PFedGate(SendsTiles):
     def __post_init__(self) -> None:
         if self.deviations and self.variant is None:
             raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
-        if not 0.0 < self.own_share <= 1.0:
-            raise ValueError(f"own_share is how much of its own version a client uses, in (0, 1], not {self.own_share}")
         if self.ignore < 0:
             raise ValueError(f"ignore is a difference of logarithms, at least 0, not {self.ignore}")
-        _ = self._setting, self._own  # a wrong name fails here, not on a client
+        _ = self._setting  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate."""
@@ -87,7 +82,7 @@ class PFedGate(SendsTiles):
         gate = fresh_gate(personal, local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
             start_at_labels(personal, gate, local.train.y, self.ignore)
-        return {**under("gate/", gate), **under(OWN, {name: got[name].clone() for name in self._own})}
+        return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
@@ -100,34 +95,25 @@ class PFedGate(SendsTiles):
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
         loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch))
-        vector = personal.vector()
-        packed, residual = self.pack(got, vector, personal.live_tiles(stepper), private)
+        packed, residual = self.pack(got, personal.vector(), personal.live_tiles(stepper), private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
         kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {
-                **under("gate/", personal.gate_state()),
-                **self._remember(vector, got),
-                **residual,
-                **under("optim/", kept),
-            },
+            {**under("gate/", personal.gate_state()), **residual, **under("optim/", kept)},
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client trains its gate and its private layers; the shared model stays as it is."""
-        personal, factor = self._load(got, private, local), local.round.factor
-        stepper = personal.optimizer(self.task.optim, lr=self.task.optim.lr * factor, gate_lr=self.gate_lr * factor)
+        """A novel client trains its gate; the model stays as it is."""
+        personal = self._load(got, private, local)
+        stepper = personal.optimizer(self.task.optim, lr=0.0, gate_lr=self.gate_lr * local.round.factor)
 
         def step(batch: Batch) -> Tensor:
-            return personal.step_gate(stepper, self.task.loss, batch, self._own)
+            return personal.step_gate(stepper, self.task.loss, batch)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
-        own = self._remember(personal.vector(), got)
-        # It trained from the shared version only, so what it uses from now on should be all that it learned.
-        whole = {name: torch.lerp(got[name[len(OWN) :]].cpu(), v.cpu(), 1 / self.own_share) for name, v in own.items()}
-        return {**under("gate/", personal.gate_state()), **whole}
+        return under("gate/", personal.gate_state())
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With predict="client": what the gate makes of all of the client's training data."""
@@ -135,14 +121,14 @@ class PFedGate(SendsTiles):
             return private
         personal = self._workspace(local.device, predicting(self._setting, self.predict))
         gate = {**personal.gate_state(), **inside("gate/", private)}
-        personal.load(parts.lean(got, private, self.own_share), gate, self._budget(local.card))
+        personal.load(got, gate, self._budget(local.card))
         personal.remember(self.task, local)
-        return {**under("gate/", personal.gate_state()), **under(OWN, inside(OWN, private))}
+        return under("gate/", personal.gate_state())
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
         personal = self._workspace(setting=predicting(self._setting, self.predict))
-        personal.load(parts.lean(got, private, self.own_share), inside("gate/", private), self._budget(card))
+        personal.load(got, inside("gate/", private), self._budget(card))
         return personal.copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
@@ -172,21 +158,6 @@ class PFedGate(SendsTiles):
         return wire_tiles(self._workspace().gated.plan)
 
     @property
-    def _own(self) -> tuple[str, ...]:
-        """The parameters of private layers, in the model's order."""
-        if self.own is None:
-            return ()
-        part = parts.head(self.task, None if self.own == "head" else self.own, "own")
-        return parts.parameters(self.task, part)
-
-    def _remember(self, vector: Tensor, got: State) -> State:
-        """The client's own version of some layers, as it has just trained them."""
-        if not self._own:
-            return {}
-        trained = unflat(vector, [(name, got[name].shape) for name in self.names])
-        return under(OWN, {name: trained[name].clone() for name in self._own})
-
-    @property
     def _setting(self) -> Setting:
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
@@ -212,5 +183,5 @@ class PFedGate(SendsTiles):
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)
-        personal.load(parts.lean(got, private, self.own_share), inside("gate/", private), self._budget(local.card))
+        personal.load(got, inside("gate/", private), self._budget(local.card))
         return personal
