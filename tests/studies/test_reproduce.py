@@ -54,6 +54,20 @@ def test_all_studies_run(tmp_path: Path) -> None:
     assert set(again) == {""}  # looked, and ran nothing
 
 
+def test_pages_of_what_is_there(tmp_path: Path) -> None:
+    some = ["reproduce", "table9", "--scale", "tiny", "--out", str(tmp_path), "--workers", "1"]
+    assert CliRunner().invoke(app, [*some, "--cells", "*FedAvg*", "--pages"]).exit_code == 1
+    assert CliRunner().invoke(app, [*some, "--cells", "*FedAvg*"]).exit_code == 0
+    assert CliRunner().invoke(app, [*some, "--pages"]).exit_code == 0
+    content = told(tmp_path / "tiny" / "results", "table9")
+    rows = len(paper.get("table9").rows)
+    assert [row["row"] for row in content["rows"]] == ["FedAvg"]
+    assert len(content["missing"]) == rows - 1
+    text = (tmp_path / "tiny" / "results" / "table9.md").read_text()
+    assert f"Not finished: {rows - 1} cells are still missing" in text
+    assert len(list((tmp_path / "tiny" / "cells").iterdir())) == 1
+
+
 def _check_accuracies(content: dict[str, Any]) -> None:
     rows = {row["row"]: row for row in content["rows"]}
     for row in rows.values():

@@ -51,6 +51,7 @@ def reproduce(
     any_code: Annotated[
         bool, typer.Option("--any-code", help="Take cells that another version of the code has finished.")
     ] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="Run nothing, write the pages of what is there.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before hours of work.")] = False,
     data_dir: DataDir = None,
@@ -73,7 +74,9 @@ def reproduce(
     order = Order(scales.get(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_code, cells)
     order.workers = workers or cores()
     console = err()
-    if estimate or scale == "paper":
+    if pages and cells:
+        raise ValueError("--cells runs some cells and writes no pages, --pages the other way round: give one of them")
+    if estimate or (scale == "paper" and not pages):
         told = _estimate(chosen, order)
         out().print(told, highlight=False, soft_wrap=True)
         if estimate or not (yes or typer.confirm("Start?", err=True)):
@@ -88,14 +91,15 @@ def reproduce(
         try:
             written = studies.reproduce(
                 [study.name for study in chosen], scale=scale, out=out_dir, results=results, worlds=order.worlds,
-                part=cells, workers=order.workers, over=layers, recipes=recipes, any_code=any_code, watch=watch,
+                part=cells, workers=order.workers, over=layers, recipes=recipes, any_code=any_code, only_pages=pages,
+                watch=watch,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print("\nStopped; what is done is kept. The same command goes on.", highlight=False)
             raise typer.Exit(130) from None
-    pages = [path for path in written if path.suffix == ".md"]
-    if len(pages) == 1:
-        out().print(Markdown(pages[0].read_text(encoding="utf-8")))
+    texts = [path for path in written if path.suffix == ".md"]
+    if len(texts) == 1:
+        out().print(Markdown(texts[0].read_text(encoding="utf-8")))
     for path in written:
         out().print(str(path), highlight=False, soft_wrap=True)
 

@@ -32,6 +32,7 @@ def reproduce(
     over: Sequence[Mapping[str, Any]] = (),
     recipes: str | Path | None = None,
     any_code: bool = False,
+    only_pages: bool = False,
     watch: Callable[[Cells, str | None], None] = lambda host, told: None,
 ) -> list[Path]:
     """Run what is missing of some studies and write their pages; returns the files written.
@@ -42,6 +43,7 @@ def reproduce(
     part      only these cells: "1/4" (of four machines, the first), or a pattern such as "cifar10*fedavg"
     over      settings that go over every cell
     any_code  take cells that other code has finished
+    only_pages  run nothing: pages of what is there, which say how much is missing
     """
     chosen = [get(name) for name in (names() if "all" in studies else dict.fromkeys(studies))]
     order = Order(
@@ -50,7 +52,7 @@ def reproduce(
     )  # fmt: skip
     from pfedgate.studies import page  # measuring loads torch's profiler: not in every worker
 
-    host = schedule.run(chosen, order, watch)
+    host = Cells(order) if only_pages else schedule.run(chosen, order, watch)
     folder = Path(results) if results is not None else order.out / "results"
     written = [path for study in chosen for path in page.write(study, order, folder)] if not part else []
     if host.failed:
