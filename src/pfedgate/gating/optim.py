@@ -8,7 +8,7 @@ the live part costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .model import GatedModel
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+View = tuple[Tensor, list[Tensor]]  # a part of a parameter, and the same part of its buffers
 
 
 class LiveOptimizer:
@@ -56,6 +57,7 @@ class LiveOptimizer:
         self.state: dict[str, Tensor] = {}  # flat and named, like every state here
         self.touched: set[bytes] = set()  # selections that were stepped on
         self._parameters = dict(gated.model.named_parameters())
+        self._seen: tuple[bytes, dict[str, list[View]]] | None = None  # of the last selection
         kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=momentum),
             "adam": lambda p, lr: torch.optim.Adam(p, lr=lr, betas=betas, eps=eps),
@@ -89,8 +91,7 @@ class LiveOptimizer:
             self._undo_compensation(name, leaf, live)
         if self.clip is not None:
             _clip([leaf.grad for leaf in leaves.values() if leaf.grad is not None], self.clip)
-        for name, leaf in leaves.items():
-            self._step_one(name, leaf, live)
+        self._move(leaves, live)
         self.step_gate()
         self.touched.add(live.kept.tobytes())
         self.gated.leaves, self.gated.trained = {}, None
@@ -115,6 +116,7 @@ class LiveOptimizer:
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Start with buffers that an optimiser like this one left behind."""
+        self._seen = None
         for name, value in memory.items():
             if name.startswith("gate/"):
                 _, index, kind = name.split("/")
@@ -141,53 +143,63 @@ class LiveOptimizer:
                 cuts[name] = leaf
         return cuts
 
-    def _step_one(self, name: str, leaf: Tensor, live: Live) -> None:
-        """Step on views of what is live: no copies of the parameter or of its momentum."""
-        parameter, grad = self._parameters[name].detach(), leaf.grad
-        assert grad is not None
-        slots = self._slots(name, parameter)
-        before = self._unowned(name, parameter, slots, live)
-        steps = self.state.setdefault(f"step/{name}", torch.zeros(())) if self.name != "sgd" else None
-        for there, here in live.rectangles(name):
-            self._move(parameter[there], grad[here], [slot[there] for slot in slots], steps)
-        if steps is not None:
-            steps += 1
-        for tensor, mask, kept in before:
-            tensor[mask] = kept
-
-    def _move(self, value: Tensor, grad: Tensor, slots: list[Tensor], steps: Tensor | None) -> None:
-        """Torch's own step, in place; `steps` is left for the caller to raise, once per parameter."""
-        if steps is None:
+    def _move(self, leaves: Mapping[str, Tensor], live: Live) -> None:
+        """Torch's own step, once for all views of what is live: no copies of parameters or of their momentum."""
+        views, gradients, aside = self._views(leaves, live), [], []
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None
+            aside += self._unowned(name, live)
+            gradients += [leaf.grad[here] for _, here in live.rectangles(name)]
+        found = [view for name in leaves for view in views[name]]
+        values, slots = [value for value, _ in found], [held for _, held in found]
+        if self.name == "sgd":
             sgd(
-                [value], [grad], [slots[0] if slots else None], weight_decay=self.weight_decay,
+                values, gradients, [held[0] if held else None for held in slots], weight_decay=self.weight_decay,
                 momentum=self.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False, foreach=False,
             )  # fmt: skip
-            return
-        adam(
-            [value], [grad], [slots[0]], [slots[1]], [], [steps.clone()], amsgrad=False, beta1=self.betas[0],
-            beta2=self.betas[1], lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, maximize=False,
-            foreach=False, decoupled_weight_decay=self.name == "adamw",
-        )  # fmt: skip
+        else:
+            steps = {name: self.state.setdefault(f"step/{name}", torch.zeros(())) for name in leaves}
+            adam(
+                values, gradients, [held[0] for held in slots], [held[1] for held in slots], [],
+                [steps[name].clone() for name in leaves for _ in views[name]], amsgrad=False, beta1=self.betas[0],
+                beta2=self.betas[1], lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, maximize=False,
+                foreach=False, decoupled_weight_decay=self.name == "adamw",
+            )  # fmt: skip
+            for count in steps.values():
+                count += 1
+        for tensor, mask, kept in aside:
+            tensor[mask] = kept
+
+    def _views(self, names: Iterable[str], live: Live) -> Mapping[str, list[View]]:
+        """The live parts of parameters and of their buffers. Mostly a step keeps what the last one kept."""
+        key = live.kept.tobytes()
+        if self._seen is None or self._seen[0] != key:
+            self._seen = (key, {})
+        found = self._seen[1]
+        for name in names:
+            if name not in found:
+                parameter = self._parameters[name].detach()
+                slots = self._slots(name, parameter)
+                parts = [there for there, _ in live.rectangles(name)]
+                found[name] = [(parameter[there], [slot[there] for slot in slots]) for there in parts]
+        return found
 
     def _slots(self, name: str, parameter: Tensor) -> list[Tensor]:
         kinds = ["mean", "square"]
         if self.name == "sgd":
             kinds = ["momentum"] if self.momentum else []
         for kind in kinds:
-            if (
-                f"{kind}/{name}" not in self.state
-            ):  # not setdefault: that would fill a whole model with zeros every step
+            if f"{kind}/{name}" not in self.state:
                 self.state[f"{kind}/{name}"] = torch.zeros_like(parameter)
         return [self.state[f"{kind}/{name}"] for kind in kinds]
 
-    def _unowned(
-        self, name: str, parameter: Tensor, slots: list[Tensor], live: Live
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _unowned(self, name: str, live: Live) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
         if live.plan.axes or bool(live.kept.all()):
             return []
+        parameter = self._parameters[name].detach()
         mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
-        return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *slots)]
+        return [(tensor, mask, tensor[mask]) for tensor in (parameter, *self._slots(name, parameter))]
 
 
 def _clip(gradients: list[Tensor], norm: float) -> None:
