@@ -86,6 +86,22 @@ TRIALS: dict[str, dict[str, Any]] = {
         for budget in (HALF, THIRD)
         for resources in ("params", "all")
     },
+    **{
+        f"shift, now, s = 0.5, params{told}": gate(
+            **{"lr": 0.2, "shift": True, "resources": "params", **HALF, **NOW, **changes}
+        )
+        for told, changes in {
+            ", lr 0.1": {"lr": 0.1},
+            "": {},
+            ", lr 0.3": {"lr": 0.3},
+            ", gate's lr .1": {"gate_lr": 0.1},
+            ", gate's lr .01": {"gate_lr": 0.01},
+            ", 20 blocks a layer": {"blocks": 20},
+            ", divided by the share, M starts at 1": BEFORE,
+            ", decided per client": {"predict": "client"},
+            ", smallest .3": {"smallest": 0.3},
+        }.items()
+    },
     "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
     "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
     "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),

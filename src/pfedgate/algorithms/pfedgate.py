@@ -36,7 +36,7 @@ from pfedgate.workspace import Batch
 class PFedGate(SendsTiles):
     """Sparse personal models from a private gate."""
 
-    gate_lr: float = 0.03  # eta of the paper; more makes gates fit a client's few samples instead of the client
+    gate_lr: float = 0.01  # eta of the paper; more makes gates fit a client's few samples instead of the client
     resources: str = "all"  # what a plain number as budget binds: "all", or "params" (the paper's s)
     split: str = "unit"
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
