@@ -100,6 +100,7 @@ TRIALS: dict[str, dict[str, Any]] = {
             ", divided by the share, M starts at 1": {"bias": 0.0, "compensate": "share"},
             ", decided per client": {"predict": "client"},
             ", smallest .3": {"smallest": 0.3},
+            ", separate initial gates": {"common_init": False},
         }.items()
     },
     "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
