@@ -139,6 +139,9 @@ FEMNIST: dict[str, dict[str, Any]] = {
     "gate's lr .01, s = 0.5, all, M starts at 1.4, divided by sqrt, lr 0.03": gate(
         0.03, gate_lr=0.01, budget=0.5, bias=0.85, compensate="sqrt"
     ),
+    "gate's lr .01, s = 0.3, all, M starts at 1.4, divided by sqrt, lr 0.03": gate(
+        0.03, gate_lr=0.01, budget=0.3, bias=0.85, compensate="sqrt"
+    ),
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
     "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
     **{
