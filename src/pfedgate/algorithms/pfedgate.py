@@ -5,7 +5,7 @@ Shared: the model (theta). Private: the gate (phi), which sees a batch, weighs e
 most important ones that fit the client's budget. A client uploads only what was live at least once in its round, and
 the server averages each part over the clients that sent it (Algorithm 1).
 
-Where we depart, and why: docs/explanation/what-makes-gating-work.md (M of size 1, normalisation over blocks, pooled
+Where we depart, and why: docs/explanation/what-makes-gating-work.md (M around 1, normalisation over blocks, pooled
 features, unit blocks, a start from the client's labels; as published, the gate does not train). `variant="paper"` is
 literal.
 """

@@ -189,7 +189,7 @@ class LiveOptimizer:
         if self.name == "sgd":
             kinds = ["momentum"] if self.momentum else []
         for kind in kinds:
-            if f"{kind}/{name}" not in self.state:
+            if f"{kind}/{name}" not in self.state:  # setdefault would fill a whole model with zeros every time
                 self.state[f"{kind}/{name}"] = torch.zeros_like(parameter)
         return [self.state[f"{kind}/{name}"] for kind in kinds]
 

@@ -42,7 +42,8 @@ def _may_move(relu: fx.Node, program: Mapping[str, Rule], modules: Mapping[str, 
         return False
     source = relu.args[0]
     # In place it also changes what it reads, which nobody else may then see.
-    alone = len(source.users) == 1 and source.op != "placeholder" and not program[source.name].view
+    made_here = source.op not in ("placeholder", "get_attr") and not program[source.name].view
+    alone = len(source.users) == 1 and made_here
     return alone or not rule.view
 
 
