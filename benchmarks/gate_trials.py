@@ -29,7 +29,7 @@ from pfedgate.types import Optim, Task
 
 OUT = Path(__file__).parent / "results" / "gate_trials.jsonl"
 # What trials do not say is as it was before M started at 1.4; NOW is as it is since, but for the gate's rate.
-BEFORE: dict[str, Any] = {"bias": 0.0, "compensate": "share", "gate_lr": 0.03}
+BEFORE: dict[str, Any] = {"bias": 0.0, "compensate": "share", "gate_lr": 0.03, "ranking": "random"}
 NOW: dict[str, Any] = {"bias": 0.85, "compensate": "sqrt"}
 # Where every trial of the gate starts from: as our prototype had it.
 FIRST: dict[str, Any] = {"start": "random", "spread": 1.0, "gate_lr": 0.1}
@@ -103,6 +103,14 @@ TRIALS: dict[str, dict[str, Any]] = {
             ", separate initial gates": {"common_init": False},
         }.items()
     },
+    **{
+        f"{kind}, nested, s = {budget}, {resources}": gate(
+            0.2, shift=kind == "shift", gate_lr=0.01, resources=resources, budget=budget, ranking="nested", **NOW
+        )
+        for kind in ("plain", "shift")
+        for budget in (0.5, 0.3, 0.1)
+        for resources in ("params", "all")
+    },
     "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
     "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
     "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),
@@ -142,6 +150,14 @@ FEMNIST: dict[str, dict[str, Any]] = {
     "gate's lr .01, s = 0.3, all, M starts at 1.4, divided by sqrt, lr 0.03": gate(
         0.03, gate_lr=0.01, budget=0.3, bias=0.85, compensate="sqrt"
     ),
+    **{
+        f"nested, s = {budget}, {resources}, lr {lr}": gate(
+            lr, gate_lr=0.01, resources=resources, budget=budget, ranking="nested", **NOW
+        )
+        for budget in (0.5, 0.3, 0.1)
+        for resources in ("params", "all")
+        for lr in (0.05, 0.03)
+    },
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
     "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
     **{

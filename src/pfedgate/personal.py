@@ -212,6 +212,27 @@ def fresh_gate(personal: Personal, seed: int, *path: str) -> State:
     return state
 
 
+def start_nested(personal: Personal, gate: State, budget: Budget) -> None:
+    """Let the importances G of a new gate rank the blocks of a layer as they stand, and hardly depend on the batch yet.
+
+    Then all clients begin with nested parts of the model, train the same blocks, and differ by what their gates learn.
+    If only parameters are bound, layers whose weights work at many places (convolutions) begin ahead of the others:
+    there a weight does more.
+    """
+    own, plan = personal.gated.gate, personal.gated.plan
+    if set(budget.bound().values()) == {1.0} or own.paths < 2 or "post_norm.bias" not in gate:
+        return
+    gate["post_norm.weight"][1] *= own.config.initial_scale
+    ahead = {row.layer for row in plan.rows if row.flops > 4 * row.params and set(budget.bound()) == {"params"}}
+    first = 0
+    for group in plan.costs.groups:
+        blocks = torch.from_numpy(plan.optional[first : first + group.count])
+        gate["post_norm.bias"][1, blocks] = torch.linspace(1, -1, group.count).to(gate["post_norm.bias"])
+        if group.name in ahead:
+            gate["post_norm.bias"][1, blocks] += 1
+        first += group.count
+
+
 def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: float) -> None:
     """Let a new gate know how often its client has each class, as far as it can say so.
 

@@ -188,6 +188,42 @@ def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     assert selectors[0] is selectors[2] is not selectors[1]
 
 
+def first_choice(task: Task, federation: data.Federation, client: int, budget: float, **options: Any) -> dict[str, Any]:
+    algorithm, one = make(task, **options), local(federation, client, budget)
+    got = algorithm.init_server(0)
+    return algorithm.inspect(got, algorithm.init_client(got, one), one)
+
+
+@pytest.mark.parametrize("resources", ["params", "all"])
+def test_clients_begin_with_nested_parts_of_the_model(task: Task, federation: data.Federation, resources: str) -> None:
+    kept = {
+        (client, budget): first_choice(task, federation, client, budget, resources=resources)["kept"]
+        for client in (0, 1)
+        for budget in (0.6, 0.3)
+    }
+    names = [name.rpartition("/")[0] for name in first_choice(task, federation, 0, 0.6)["blocks"]]
+    for chosen in kept.values():
+        for i in range(1, len(names)):
+            assert names[i] != names[i - 1] or chosen[i] <= chosen[i - 1], "no block before those that stand before it"
+    assert (kept[0, 0.6] == kept[1, 0.6]).all(), "a batch hardly matters at first"
+    random = first_choice(task, federation, 0, 0.3, resources=resources, ranking="random")["kept"]
+    assert not (random == kept[0, 0.3]).all()
+
+
+def test_convolutions_begin_ahead_when_only_parameters_are_bound(task: Task, federation: data.Federation) -> None:
+    def share(resources: str) -> float:
+        chosen = first_choice(task, federation, 0, 0.3, resources=resources)
+        return float(chosen["kept"][["conv" in name for name in chosen["blocks"]]].mean())
+
+    assert share("params") > share("all")
+
+
+def test_the_whole_model_is_not_ranked(task: Task, federation: data.Federation) -> None:
+    one = local(federation, budget=1.0)
+    gates = [make(task, ranking=how).init_client({}, one) for how in ("nested", "random")]
+    assert all(torch.equal(gates[0][name], gates[1][name]) for name in gates[0])
+
+
 def test_a_client_may_have_a_latency_budget(
     task: Task, federation: data.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

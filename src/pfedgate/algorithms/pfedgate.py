@@ -23,7 +23,16 @@ from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.local import loop
-from pfedgate.personal import Personal, Setting, fresh_gate, predicting, start_at_labels, wire_tiles, workspace
+from pfedgate.personal import (
+    Personal,
+    Setting,
+    fresh_gate,
+    predicting,
+    start_at_labels,
+    start_nested,
+    wire_tiles,
+    workspace,
+)
 from pfedgate.sparse import SendsTiles
 from pfedgate.tensors import inside, under
 from pfedgate.tiles import BLOCKS, Tiles
@@ -49,6 +58,7 @@ class PFedGate(SendsTiles):
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
+    ranking: Literal["nested", "random"] = "nested"  # of blocks at the start, see start_nested
     ignore: float = 1.0  # logarithms of frequencies nearer to their mean than this tell nothing (log_frequencies)
     pre_norm: bool = True  # this and the next four: switches of the gate, see GateConfig
     post_norm: Literal["blocks", "batch", "none"] = "blocks"
@@ -82,6 +92,8 @@ class PFedGate(SendsTiles):
         gate = fresh_gate(personal, local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
             start_at_labels(personal, gate, local.train.y, self.ignore)
+        if self.ranking == "nested" and self.variant is None:
+            start_nested(personal, gate, self._budget(local.card))
         return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
