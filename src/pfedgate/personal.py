@@ -22,6 +22,7 @@ from pfedgate.gating.authors import AuthorsModel, authors_gate
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
 from pfedgate.gating.optim import LiveOptimizer
+from pfedgate.gating.ranking import rank
 from pfedgate.gating.tiles import PlanTiles
 from pfedgate.local import loop
 from pfedgate.seeds import generator, seeded
@@ -201,36 +202,16 @@ def wire_tiles(plan: Any) -> Tiles:
     return Tiles.of(torch.from_numpy(tiles.owner), tiles.count)
 
 
-def fresh_gate(personal: Personal, seed: int, *path: str) -> State:
-    """The State of a new gate, drawn from its own path."""
+def fresh_gate(personal: Personal, budget: Budget, seed: int, *path: str) -> State:
+    """The State of a new gate, drawn from its own path, that ranks blocks for this budget."""
     gate = copy.deepcopy(personal.pristine)
     gate.draw(generator(seed, *path))
+    rank(gate, personal.gated.plan, budget, personal.gated.model)
     state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
     outputs = personal.gated.plan.class_blocks
     if gate.config.initial_bias and gate.config.train_weights and "post_norm.bias" in state and outputs is not None:
         state["post_norm.bias"][0, torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
     return state
-
-
-def start_nested(personal: Personal, gate: State, budget: Budget) -> None:
-    """Let the importances G of a new gate rank the blocks of a layer as they stand, and hardly depend on the batch yet.
-
-    Then all clients begin with nested parts of the model, train the same blocks, and differ by what their gates learn.
-    If only parameters are bound, layers whose weights work at many places (convolutions) begin ahead of the others:
-    there a weight does more.
-    """
-    own, plan = personal.gated.gate, personal.gated.plan
-    if set(budget.bound().values()) == {1.0} or own.paths < 2 or "post_norm.bias" not in gate:
-        return
-    gate["post_norm.weight"][1] *= own.config.initial_scale
-    ahead = {row.layer for row in plan.rows if row.flops > 4 * row.params and set(budget.bound()) == {"params"}}
-    first = 0
-    for group in plan.costs.groups:
-        blocks = torch.from_numpy(plan.optional[first : first + group.count])
-        gate["post_norm.bias"][1, blocks] = torch.linspace(1, -1, group.count).to(gate["post_norm.bias"])
-        if group.name in ahead:
-            gate["post_norm.bias"][1, blocks] += 1
-        first += group.count
 
 
 def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: float) -> None:

@@ -182,7 +182,7 @@ def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     assert plan.gate_flops > 0.02 * dense
     selectors = []
     for share in (0.5, 0.3, 0.5):
-        personal.load(model, fresh_gate(personal, 0, "gate"), plan.budget(share))
+        personal.load(model, fresh_gate(personal, plan.budget(share), 0, "gate"), plan.budget(share))
         assert personal.gated.selector.limits["flops"] + plan.gate_flops == pytest.approx((share + 0.02) * dense)
         selectors.append(personal.gated.selector)
     assert selectors[0] is selectors[2] is not selectors[1]

@@ -20,7 +20,8 @@ def gated_pair(
     """The same gated model twice, sliced and masked."""
     generator = torch.Generator().manual_seed(seed)
     # A small gate also for small networks, where a warning would otherwise say that it is relatively large.
-    small = {"pool": 1, "max_share": 10.0}
+    # Random choices: live blocks with gaps between them.
+    small = {"pool": 1, "max_share": 10.0, "ranking": "random"}
     options = {"execution": "sliced", "straight_through": "kept", "gate": small, **options}
     sliced = pfedgate.gate(model, x, budget, generator=generator, **options)
     masked = copy.deepcopy(sliced)

@@ -97,7 +97,8 @@ def test_the_gate_learns_which_blocks_matter() -> None:
     x = torch.randn(64, 4, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()
     gated = pfedgate.gate(
-        model, x, 0.6, execution="masked", blocks=20, smallest=0.0, gate={"max_share": 9.0, "pool": 1},
+        model, x, 0.6, execution="masked", compensate="share", blocks=20, smallest=0.0,
+        gate={"max_share": 9.0, "pool": 1, "ranking": "random"},
         generator=generator,
     )  # fmt: skip
     optimizer = torch.optim.Adam([{"params": gated.parameters_private(), "lr": 0.05}])

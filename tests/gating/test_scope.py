@@ -15,7 +15,7 @@ from pfedgate import GatedModel
 
 def gated_by(scope: str, name: str = "cnn_cifar10", budget: float = 0.5, **options: Any) -> tuple[GatedModel, Tensor]:
     model, x = build(name)
-    gate = {"scope": scope, "max_share": 9.0, "pool": 2}
+    gate = {"scope": scope, "max_share": 9.0, "pool": 2, "ranking": "random"}
     return pfedgate.gate(model, x, budget, gate=gate, **options), x
 
 

@@ -29,7 +29,6 @@ from pfedgate.personal import (
     fresh_gate,
     predicting,
     start_at_labels,
-    start_nested,
     wire_tiles,
     workspace,
 )
@@ -58,7 +57,7 @@ class PFedGate(SendsTiles):
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
-    ranking: Literal["nested", "random"] = "nested"  # of blocks at the start, see start_nested
+    ranking: Literal["nested", "random"] = "nested"  # of blocks at the start, see gating.ranking
     ignore: float = 1.0  # logarithms of frequencies nearer to their mean than this tell nothing (log_frequencies)
     pre_norm: bool = True  # this and the next four: switches of the gate, see GateConfig
     post_norm: Literal["blocks", "batch", "none"] = "blocks"
@@ -89,11 +88,9 @@ class PFedGate(SendsTiles):
         """A fresh gate."""
         path = ("gate",) if self.common_init else ("gate", local.card.id)
         personal = self._workspace(local.device)
-        gate = fresh_gate(personal, local.round.seed, *path)
+        gate = fresh_gate(personal, self._budget(local.card), local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
             start_at_labels(personal, gate, local.train.y, self.ignore)
-        if self.ranking == "nested" and self.variant is None:
-            start_nested(personal, gate, self._budget(local.card))
         return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -177,6 +174,7 @@ class PFedGate(SendsTiles):
         gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift,
                           init="ones" if self.gate_ones else "random",
                           initial_scale=self.spread if around_one else 1.0,
+                          ranking=self.ranking if self.variant is None else "random",
                           initial_bias=self.bias if around_one else 0.0)  # fmt: skip
         if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")

@@ -15,6 +15,7 @@ _CHOICES = {
     "scope": ("batch", "sample", "client"),
     "init": ("random", "ones"),
     "features": ("pooled", "patches"),
+    "ranking": ("magnitude", "nested", "random"),
 }
 
 
@@ -64,6 +65,8 @@ class GateConfig:
     # 1.7, noise that the shared model would have to unlearn), and its offset (3 with "sigmoid": M starts near .95).
     initial_scale: float = 0.1
     initial_bias: float = 0.0
+    # In which order G ranks the blocks of a layer at first (see ranking.py); "random": by chance, other ones per batch.
+    ranking: Literal["magnitude", "nested", "random"] = "magnitude"
     # False: M is the constant 1 and only the choice of blocks is learned (no parameters for M).
     train_weights: bool = True
 
@@ -91,7 +94,9 @@ class GateConfig:
     @classmethod
     def paper(cls, **changes: object) -> GateConfig:
         """The gate as published: BatchNorm over the batch, M a plain sigmoid. Only the pooling is ours."""
-        return cls.of({"post_norm": "batch", "activation": "sigmoid", "initial_scale": 1.0, **changes})
+        return cls.of(
+            {"post_norm": "batch", "activation": "sigmoid", "initial_scale": 1.0, "ranking": "random", **changes}
+        )
 
     @classmethod
     def of(cls, value: GateConfig | Mapping[str, object] | str | None) -> GateConfig:

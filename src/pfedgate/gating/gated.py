@@ -20,6 +20,7 @@ from .gate import Gate
 from .gate_config import GateConfig
 from .model import GatedModel, Selection
 from .plan import BlockPlan
+from .ranking import rank
 from .trace import mode, quiet
 
 EXECUTIONS = ("auto", "sliced", "masked")
@@ -41,7 +42,7 @@ def gate(
     output_blocks: int = 128,
     gate: GateConfig | Mapping[str, Any] | str | None = None,
     execution: str = "auto",
-    compensate: str = "share",
+    compensate: str = "sqrt",
     straight_through: str = "full",
     variant: str | None = None,
     deviations: Sequence[str] = (),
@@ -52,11 +53,12 @@ def gate(
     `example` is one batch, or its shape. `budget=0.3` binds parameters, FLOPs and activation bytes alike (where the
     splitter can reduce them); `Budget(params=0.3)` is the paper's s. `split` says what a block is (see `blocks.py`),
     `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min). `keep_output`
-    never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides weights by the live
-    share of their inputs. `straight_through="kept"` gives only kept blocks a gradient of G, in either execution.
-    `gate` holds the gate's own switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the
-    published method, literally, and `variant="authors"` what their code does instead, for a budget of parameters;
-    `deviations` adds single ones of these to either, or takes them away ("-D17"; see `authors.py`).
+    never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides weights by the root
+    of the live share of their inputs ("sqrt"), by the share itself ("share"), or by nothing ("none").
+    `straight_through="kept"` gives only kept blocks a gradient of G, in either execution. `gate` holds the gate's own
+    switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally,
+    and `variant="authors"` what their code does instead, for a budget of parameters; `deviations` adds single ones of
+    these to either, or takes them away ("-D17"; see `authors.py`).
 
     >>> import pfedgate, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
@@ -106,7 +108,9 @@ def gate(
         )
         parameter = next(model.parameters())
         private.to(parameter.device, torch.promote_types(parameter.dtype, torch.float32))
-        return recipe.wrap(model, private, plan, budget)
+        gated = recipe.wrap(model, private, plan, budget)
+        rank(private, plan, gated.budget, model)
+        return gated
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""Where the importances G of a new gate begin: an order of the blocks of each layer, alike for every batch.
+
+With random importances every batch, and every client, keeps other blocks before the gate has learned anything; what one
+step has trained the next leaves out. So G begins as a fixed order, and hardly depends on the batch yet:
+
+* ``magnitude``: the blocks with the largest weights first, for a model that was trained before;
+* ``nested``: blocks as they stand, for training from scratch. All clients begin with parts of one small model, and live
+  channels are neighbours, which run faster.
+
+If only parameters are bound, layers whose weights work at many places (convolutions) begin ahead: there a weight does
+more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .budget import Budget
+from .gate import Gate
+from .plan import BlockPlan
+
+
+@torch.no_grad()
+def rank(gate: Gate, plan: BlockPlan, budget: Budget, model: nn.Module) -> None:
+    """Let a new gate rank the blocks of a plan as its config says; where nothing is dropped, nothing is ranked.
+
+    >>> import pfedgate
+    >>> model = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 2))
+    >>> gated = pfedgate.gate(model, (4, 8), budget=0.5, gate={"ranking": "nested", "max_share": 1})
+    >>> _ = gated(torch.randn(4, 8))
+    >>> gated.last.kept[:10].astype(int)
+    array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
+    """
+    how, norm = gate.config.ranking, gate.post_norm
+    whole = set(budget.bound().values()) == {1.0}
+    if how == "random" or whole or gate.config.paths < 2 or norm is None:
+        return
+    path = gate.paths - 1
+    norm.weight[path] *= gate.config.initial_scale
+    sizes = _magnitudes(plan, model) if how == "magnitude" else -np.arange(len(plan.blocks))
+    ahead = {row.layer for row in plan.rows if row.flops > 4 * row.params and set(budget.bound()) == {"params"}}
+    first = 0
+    for group in plan.costs.groups:
+        blocks = plan.optional[first : first + group.count]
+        order = blocks[np.argsort(-sizes[blocks], kind="stable")]
+        norm.bias[path, torch.from_numpy(order)] = torch.linspace(1, -1, group.count).to(norm.bias)
+        if group.name in ahead:
+            norm.bias[path, torch.from_numpy(order)] += 1
+        first += group.count
+
+
+def _magnitudes(plan: BlockPlan, model: nn.Module) -> np.ndarray:
+    """The sum of the absolute weights of every block."""
+    found = np.zeros(len(plan.blocks))
+    for name, parameter in model.named_parameters():
+        owner = plan.owners[name]
+        size: Tensor = parameter.detach().abs().double()
+        if owner.axis is not None:
+            size = size.movedim(owner.axis, 0).reshape(len(owner.block), -1).sum(1)
+        found += np.bincount(owner.block, weights=size.flatten().cpu().numpy(), minlength=len(found))
+    return found
