@@ -111,6 +111,9 @@ TRIALS: dict[str, dict[str, Any]] = {
         for budget in (0.5, 0.3, 0.1)
         for resources in ("params", "all")
     },
+    "shift, nested, s = 0.5, params, separate initial gates": gate(
+        0.2, shift=True, gate_lr=0.01, resources="params", budget=0.5, ranking="nested", common_init=False, **NOW
+    ),
     "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
     "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
     "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),
