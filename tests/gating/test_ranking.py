@@ -69,6 +69,17 @@ def test_convolutions_are_ahead_when_only_parameters_are_bound() -> None:
     assert width(Budget(params=0.4)) > width(Budget(params=0.4, flops=1.0))
 
 
+def test_layers_begin_with_even_shares_when_several_resources_are_bound() -> None:
+    gated, x = ranked("nested", 0.3, "cnn_femnist")
+    gated(x)
+    assert gated.last is not None
+    units = gated.last.units
+    assert 0.2 <= units["conv1"] / 32 <= 0.3, "it holds most activations, and would be left with 5 of 32"
+    assert 0.3 <= units["conv2"] / 64 <= 0.5
+    free = {row.layer: row.units for row in gated.plan.rows}
+    assert all(count <= free[layer] for layer, count in units.items())
+
+
 @pytest.mark.parametrize("how", ["nested", "magnitude"])
 def test_the_whole_model_is_not_ranked(how: str) -> None:
     gates = [ranked(one, 1.0)[0].gate.state_dict() for one in (how, "random")]

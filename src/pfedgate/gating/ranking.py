@@ -7,8 +7,10 @@ step has trained the next leaves out. So G begins as a fixed order, and hardly d
 * ``nested``: blocks as they stand, for training from scratch. All clients begin with parts of one small model, and live
   channels are neighbours, which run faster.
 
-If only parameters are bound, layers whose weights work at many places (convolutions) begin ahead: there a weight does
-more.
+The selection counts importances, so the many cheap blocks of one layer would crowd out the dear ones of another (at .3
+of all resources, 5 of 32 channels of a first convolution and 58 of 64 of the second). Hence every layer begins with the
+same share, the largest that fits. Only if nothing but parameters is bound, layers whose weights work at many places
+(convolutions) begin ahead of the others instead: there a weight does more.
 """
 
 from __future__ import annotations
@@ -40,15 +42,39 @@ def rank(gate: Gate, plan: BlockPlan, budget: Budget, model: nn.Module) -> None:
     path = gate.paths - 1
     norm.weight[path] *= gate.config.initial_scale
     sizes = _magnitudes(plan, model) if how == "magnitude" else -np.arange(len(plan.blocks))
-    ahead = {row.layer for row in plan.rows if row.flops > 4 * row.params and set(budget.bound()) == {"params"}}
     first = 0
-    for group in plan.costs.groups:
+    for group, ahead in zip(plan.costs.groups, _ahead(plan, budget), strict=True):
         blocks = plan.optional[first : first + group.count]
         order = blocks[np.argsort(-sizes[blocks], kind="stable")]
-        norm.bias[path, torch.from_numpy(order)] = torch.linspace(1, -1, group.count).to(norm.bias)
-        if group.name in ahead:
-            norm.bias[path, torch.from_numpy(order)] += 1
+        norm.bias[path, torch.from_numpy(order)] = (torch.linspace(1, -1, group.count) + ahead).to(norm.bias)
         first += group.count
+
+
+def _ahead(plan: BlockPlan, budget: Budget) -> list[Tensor]:
+    """What is added to the values of each group's blocks, in their order."""
+    groups, bound = plan.costs.groups, set(budget.bound())
+    if bound == {"params"}:
+        dense = {row.layer for row in plan.rows if row.flops > 4 * row.params}
+        return [torch.full((group.count,), float(group.name in dense)) for group in groups]
+    if not bound <= plan.costs.dense().keys():  # latency that has not been measured yet
+        return [torch.zeros(group.count) for group in groups]
+    return [
+        torch.where(torch.arange(group.count) < kept, 1.0, -1.0)
+        for group, kept in zip(groups, _even(plan, budget), strict=True)
+    ]
+
+
+def _even(plan: BlockPlan, budget: Budget) -> list[int]:
+    """Blocks per group, the same share of each, as many as fit."""
+    groups, limits = plan.costs.groups, plan.selector(budget).limits
+    found = [0] * len(groups)
+    for share in sorted({kept / group.count for group in groups for kept in range(1, group.count + 1)}):
+        counts = [int(share * group.count + 1e-9) for group in groups]
+        cost = plan.costs.cost(counts)
+        if any(cost[resource] > limit for resource, limit in limits.items()):
+            break
+        found = counts
+    return found
 
 
 def _magnitudes(plan: BlockPlan, model: nn.Module) -> np.ndarray:
