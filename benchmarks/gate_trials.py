@@ -159,7 +159,7 @@ FEMNIST: dict[str, dict[str, Any]] = {
         )
         for budget in (0.5, 0.3, 0.1)
         for resources in ("params", "all")
-        for lr in (0.05, 0.03)
+        for lr in (0.1, 0.05, 0.03)
     },
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
     "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
