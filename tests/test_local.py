@@ -298,3 +298,29 @@ def test_a_wrong_state_says_what_is_wrong() -> None:
         fit(task, {**state, "out.bias": torch.zeros(4)}, client())
     with pytest.raises(KeyError, match=r"unknown tensor 'out\.bias'"):
         fit(task, {name: value for name, value in state.items() if name != "out.bias"}, client())
+
+
+def test_pooling_before_a_relu_changes_no_bit() -> None:
+    """What a workspace runs has another order than what the user built, and nothing else."""
+    relu = nn.ReLU()
+
+    def build_model() -> nn.Module:
+        head = (nn.Flatten(), nn.Linear(24, 16), relu, nn.Linear(16, 3))
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3), relu, nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), *head
+        )
+
+    task = Task(build_model, example=torch.zeros(1, 2, 14, 14))
+    state = initial(task, 0)
+    ours, plain = module(task, state), build_model()
+    plain.load_state_dict(state)
+    assert [type(layer).__name__ for layer in ours.children()] != [type(layer).__name__ for layer in plain.children()]
+    assert len(list(ours._modules)) == len(list(plain._modules))
+    x = torch.randn(9, 2, 14, 14, generator=torch.Generator().manual_seed(0))
+    for one in (ours, plain):
+        one(x).square().sum().backward()
+    assert torch.equal(ours(x), plain(x))
+    others = dict(plain.named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, others[name].grad), name  # type: ignore[arg-type]

@@ -22,6 +22,8 @@ from pfedgate.seeds import seeded
 from pfedgate.tensors import flat, pick, unflat
 from pfedgate.types import Loss, Objective, State, Task
 
+_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -151,7 +153,20 @@ def smallest_batch(task_model: Any) -> int:
 def _fresh(task_model: Any) -> nn.Module:
     with seeded(0, "skeleton"):
         model: nn.Module = task_model()
+    for inner in model.modules():
+        if type(inner) is nn.Sequential:
+            _pool_first(inner)
     return model
+
+
+def _pool_first(layers: nn.Sequential) -> None:
+    """Max-pool before a ReLU instead of after it: the same numbers and gradients (see gating.order) in less time."""
+    named = list(layers._modules.items())  # not named_children(), which names a layer that stands twice only once
+    for i in range(len(named) - 1):
+        relu, pool = named[i][1], named[i + 1][1]
+        if type(relu) is nn.ReLU and isinstance(pool, _MAX_POOLS) and not pool.return_indices:
+            named[i], named[i + 1] = named[i + 1], named[i]
+    layers._modules = dict(named)
 
 
 def initial(task: Task, seed: int, *path: str | int) -> State:
