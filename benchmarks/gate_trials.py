@@ -161,6 +161,16 @@ FEMNIST: dict[str, dict[str, Any]] = {
         for resources in ("params", "all")
         for lr in (0.1, 0.05, 0.03)
     },
+    **{
+        f"nested, s = 0.5, params, {told}": gate(
+            **{"lr": 0.05, "gate_lr": 0.01, "resources": "params", "budget": 0.5, "ranking": "nested", **NOW, **changes}
+        )
+        for told, changes in {
+            "32 blocks a layer": {"blocks": 32},
+            "32 blocks a layer, gate's lr .03": {"blocks": 32, "gate_lr": 0.03},
+            "shift": {"shift": True},
+        }.items()
+    },
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
     "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
     **{
