@@ -171,6 +171,22 @@ FEMNIST: dict[str, dict[str, Any]] = {
             "shift": {"shift": True},
         }.items()
     },
+    # Since then: layers begin with the widths of the largest product, in steps of four units, .1 of each always kept.
+    **{
+        f"widest product, s = {budget}, all{told}": gate(
+            **{"lr": 0.05, "gate_lr": 0.01, "budget": budget, "smallest": 0.1, "ranking": "nested", **NOW, **changes}
+        )
+        for budget in (0.5, 0.3)
+        for told, changes in {
+            "": {},
+            ", lr 0.07": {"lr": 0.07},
+            ", shift": {"shift": True},
+            ", gate's lr .03": {"gate_lr": 0.03},
+            ", M starts at 1.7": {"bias": 1.73},
+            ", two epochs": {"epochs": 2},
+            ", two epochs, lr 0.03": {"epochs": 2, "lr": 0.03},
+        }.items()
+    },
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
     "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
     **{
@@ -210,7 +226,7 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
     """Train once; the curve and the end, on validation data, and test accuracy for the record."""
     options = dict(trial)
     method, lr, budget = options.pop("method"), options.pop("lr"), options.pop("budget", 1.0)
-    name = options.pop("data", "cifar10")
+    name, epochs = options.pop("data", "cifar10"), options.pop("epochs", 1)
     if method == "pfedgate":
         options = {**BEFORE, **options}
     fed = federation(name, data_dir)
@@ -221,6 +237,7 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
         example=fed.prepare(fed.part(fed.clients[0], "train").x[:32]),
         optim=Optim(lr=lr, clip=10.0),
         batch=32 if femnist else 128,
+        epochs=epochs,
     )
     started, curve = time.process_time(), []
     result = engine.run(

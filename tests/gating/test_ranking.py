@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -66,18 +68,23 @@ def test_convolutions_are_ahead_when_only_parameters_are_bound() -> None:
         layers = kept(*ranked("nested", budget))
         return float(np.mean(layers["conv1"] + layers["conv2"]))
 
-    assert width(Budget(params=0.4)) > width(Budget(params=0.4, flops=1.0))
+    assert width(Budget(params=0.5)) > width(Budget(params=0.5, flops=1.0))
 
 
-def test_layers_begin_with_even_shares_when_several_resources_are_bound() -> None:
-    gated, x = ranked("nested", 0.3, "cnn_femnist")
+@pytest.mark.parametrize("budget", [0.5, 0.3, 0.2])
+@pytest.mark.parametrize("name", ["cnn_cifar10", "cnn_femnist"])
+def test_widths_with_the_largest_product_come_first_when_several_resources_are_bound(name: str, budget: float) -> None:
+    gated, x = ranked("nested", budget, name)
     gated(x)
     assert gated.last is not None
-    units = gated.last.units
-    assert 0.2 <= units["conv1"] / 32 <= 0.3, "it holds most activations, and would be left with 5 of 32"
-    assert 0.3 <= units["conv2"] / 64 <= 0.5
-    free = {row.layer: row.units for row in gated.plan.rows}
-    assert all(count <= free[layer] for layer, count in units.items())
+    costs, limits = gated.plan.costs, gated.selector.limits
+    widths = [
+        math.prod(group.live(count) / group.units for group, count in zip(costs.groups, counts, strict=True))
+        for counts in itertools.product(*(range(group.count + 1) for group in costs.groups))
+        if all(costs.cost(counts)[resource] <= limit for resource, limit in limits.items())
+    ]
+    units = [gated.last.units[group.name] / group.units for group in costs.groups]
+    assert math.prod(units) == pytest.approx(max(widths))
 
 
 @pytest.mark.parametrize("how", ["nested", "magnitude"])

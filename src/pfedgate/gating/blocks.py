@@ -64,22 +64,29 @@ class Cut:
         return np.where(numbers < 0, 0, numbers // max(self.step, 1) + 1)
 
 
+VECTOR = 4  # numbers of live units that processors like: 16 channels take less time than 14
+
+
 def cut(units: int, blocks: int, smallest: float) -> Cut:
     """Group units into about `blocks` blocks, all but the first of equal size.
 
-    The first block holds at least the share `smallest` (the paper's s_min) and as little more as possible.
+    The first block holds at least the share `smallest` (the paper's s_min) and as little more as possible, but up to
+    half more if all numbers of live units are multiples of four then.
 
-    >>> cut(120, blocks=10, smallest=0.05)
-    Cut(units=120, first=8, step=14, count=8)
+    >>> cut(120, blocks=10, smallest=0.05), cut(32, blocks=10, smallest=0.1)
+    (Cut(units=120, first=8, step=16, count=7), Cut(units=32, first=4, step=4, count=7))
     """
     least = max(1, int(units * smallest))
     if units - least <= blocks + 1:  # few units: every one but the first is a block
         return Cut(units, least, 1, units - least)
     options = []
     for count in range(max(2, blocks - 3), blocks + 2):
-        step = (units - least) // count
-        options.append((units - step * count, abs(count - (blocks - 1)), count, step))
-    first, _, count, step = min(options)
+        widest = (units - least) // count
+        for step in {widest, max(1, widest - widest % VECTOR)}:
+            first = units - step * count
+            aligned = first % VECTOR == step % VECTOR == 0 and first <= 1.5 * units * smallest
+            options.append((not aligned, first, abs(count - (blocks - 1)), count, step))
+    _, first, _, count, step = min(options)
     return Cut(units, first, step, count)
 
 

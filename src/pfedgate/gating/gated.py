@@ -26,6 +26,7 @@ from .trace import mode, quiet
 EXECUTIONS = ("auto", "sliced", "masked")
 COMPENSATIONS = ("share", "sqrt", "none")
 STRAIGHT_THROUGH = ("full", "kept")
+SMALLEST = (0.1, 0.05)  # s_min: of the first, layers can be cut into blocks that processors like (see `blocks.cut`)
 
 Splitter = Callable[[nn.Module], Sequence[Block]]
 
@@ -37,7 +38,7 @@ def gate(
     *,
     split: str | Splitter = "unit",
     blocks: int = 10,
-    smallest: float = 0.05,
+    smallest: float | None = None,
     keep_output: bool = True,
     output_blocks: int = 128,
     gate: GateConfig | Mapping[str, Any] | str | None = None,
@@ -52,9 +53,10 @@ def gate(
 
     `example` is one batch, or its shape. `budget=0.3` binds parameters, FLOPs and activation bytes alike (where the
     splitter can reduce them); `Budget(params=0.3)` is the paper's s. `split` says what a block is (see `blocks.py`),
-    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min). `keep_output`
-    never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides weights by the root
-    of the live share of their inputs ("sqrt"), by the share itself ("share"), or by nothing ("none").
+    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; by default .1, or
+    .05 where that would take more than half of the budget). `keep_output` never drops an output, and weighs outputs in
+    up to `output_blocks` blocks. `compensate` divides weights by the root of the live share of their inputs ("sqrt"),
+    by the share itself ("share"), or by nothing ("none").
     `straight_through="kept"` gives only kept blocks a gradient of G, in either execution. `gate` holds the gate's own
     switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally,
     and `variant="authors"` what their code does instead, for a budget of parameters; `deviations` adds single ones of
@@ -73,11 +75,13 @@ def gate(
 
         chosen = authors.deviations(str(variant), deviations)
         config = GateConfig.of(gate or "paper")
-        return authors.authors_gate(model, example, chosen, config, budget, smallest=smallest, generator=generator)
+        least = SMALLEST[-1] if smallest is None else smallest
+        return authors.authors_gate(model, example, chosen, config, budget, smallest=least, generator=generator)
     if variant is not None:
         _choice("variant", variant, ("paper", "authors"))
         split, blocks, keep_output, compensate, gate = "flat", 5, False, "none", gate or "paper"
-    if blocks < 2 or not 0 <= smallest < 1 or output_blocks < 1:
+        smallest = SMALLEST[-1] if smallest is None else smallest
+    if blocks < 2 or not (smallest is None or 0 <= smallest < 1) or output_blocks < 1:
         raise ValueError(
             "need blocks >= 2, 0 <= smallest < 1 and output_blocks >= 1, "
             f"got blocks={blocks}, smallest={smallest}, output_blocks={output_blocks}"
@@ -90,11 +94,14 @@ def gate(
     with torch.inference_mode(False):
         batch = _example(model, example)
         result = _check_runs(model, batch)
-        recipe = Recipe(
-            tuple(batch.shape), batch.dtype, split, blocks, smallest, keep_output, output_blocks,
-            execution, compensate, straight_through,
-        )  # fmt: skip
-        plan = recipe.plan(model, batch)
+        for least in SMALLEST if smallest is None else (smallest,):
+            recipe = Recipe(
+                tuple(batch.shape), batch.dtype, split, blocks, least, keep_output, output_blocks,
+                execution, compensate, straight_through,
+            )  # fmt: skip
+            plan = recipe.plan(model, batch)
+            if _leaves_half(plan, budget):
+                break
         config = GateConfig.of(gate)
         private = Gate(
             batch,
@@ -169,6 +176,13 @@ class Recipe:
         gated = self.wrap(model, private, plan, budget)
         gated.training = training
         return gated
+
+
+def _leaves_half(plan: BlockPlan, budget: float | Mapping[str, float | None] | Budget) -> bool:
+    """Whether what is always kept takes at most half of a budget, so that the gate has something to choose."""
+    least, dense = plan.costs.smallest(), plan.costs.dense()
+    bound = plan.budget(budget).bound()  # a share, or an absolute cost; latency is not known yet
+    return all(2 * least[r] <= (value if value > 1 else value * dense[r]) for r, value in bound.items() if r in dense)
 
 
 def _choice(what: str, value: str, known: Sequence[str]) -> None:

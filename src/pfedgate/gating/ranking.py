@@ -7,10 +7,11 @@ step has trained the next leaves out. So G begins as a fixed order, and hardly d
 * ``nested``: blocks as they stand, for training from scratch. All clients begin with parts of one small model, and live
   channels are neighbours, which run faster.
 
-The selection counts importances, so the many cheap blocks of one layer would crowd out the dear ones of another (at .3
-of all resources, 5 of 32 channels of a first convolution and 58 of 64 of the second). Hence every layer begins with the
-same share, the largest that fits. Only if nothing but parameters is bound, layers whose weights work at many places
-(convolutions) begin ahead of the others instead: there a weight does more.
+The selection adds importances up, so the many cheap blocks of one layer would crowd out the dear ones of another (at .3
+of all resources, 5 of 32 channels of a first convolution and 58 of 64 of the second). Hence gates begin with the widths
+whose live shares have the largest product: doubling a narrow layer counts as much as doubling a wide one. Only if
+nothing but parameters is bound, layers whose weights work at many places (convolutions) begin ahead of the others
+instead: there a weight does more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from .budget import Budget
 from .gate import Gate
 from .plan import BlockPlan
+
+GAP = 2.0  # far enough apart that no cheap blocks together outweigh a dear one, near enough for sigmoids to learn
 
 
 @torch.no_grad()
@@ -58,23 +61,15 @@ def _ahead(plan: BlockPlan, budget: Budget) -> list[Tensor]:
         return [torch.full((group.count,), float(group.name in dense)) for group in groups]
     if not bound <= plan.costs.dense().keys():  # latency that has not been measured yet
         return [torch.zeros(group.count) for group in groups]
-    return [
-        torch.where(torch.arange(group.count) < kept, 1.0, -1.0)
-        for group, kept in zip(groups, _even(plan, budget), strict=True)
-    ]
+    return [torch.where(torch.from_numpy(kept), GAP, -GAP) for kept in _wide(plan, budget)]
 
 
-def _even(plan: BlockPlan, budget: Budget) -> list[int]:
-    """Blocks per group, the same share of each, as many as fit."""
-    groups, limits = plan.costs.groups, plan.selector(budget).limits
-    found = [0] * len(groups)
-    for share in sorted({kept / group.count for group in groups for kept in range(1, group.count + 1)}):
-        counts = [int(share * group.count + 1e-9) for group in groups]
-        cost = plan.costs.cost(counts)
-        if any(cost[resource] > limit for resource, limit in limits.items()):
-            break
-        found = counts
-    return found
+def _wide(plan: BlockPlan, budget: Budget) -> list[np.ndarray]:
+    """Which blocks of each group make the product of all live shares largest: a block adds a logarithm, exactly."""
+    groups = plan.costs.groups
+    live = [np.maximum(1, group.first + group.step * np.arange(group.count + 1)) for group in groups]
+    kept = plan.selector(budget).select(np.concatenate([np.diff(np.log(units)) for units in live]))
+    return np.split(kept, np.cumsum([group.count for group in groups])[:-1])
 
 
 def _magnitudes(plan: BlockPlan, model: nn.Module) -> np.ndarray:
