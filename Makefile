@@ -41,8 +41,10 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy --strict
 
-# Flower too: a deployed run with TLS and keys, and one with a node that is killed, are part of CI.
+# Flower too: a deployed run with TLS and keys, and one with a node that is killed, are part of CI. So is the report in a
+# real browser: on a person's machine these tests are skipped where there is none, in CI it is installed.
 unit: $(VENV)/.extra-flower
+	@[ -z "$$CI" ] || sh scripts/install-chromium.sh
 	$(PY) -m pytest -n $(JOBS) --timeout 300 -q
 
 test-slow: $(VENV)/.installed

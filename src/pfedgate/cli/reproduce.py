@@ -53,7 +53,7 @@ def reproduce(
     ] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Run nothing, write the pages of what is there.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take and stop.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before hours of work.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before days of work (--scale paper).")] = False,
     data_dir: DataDir = None,
     debug: Debug = False,
 ) -> None:
