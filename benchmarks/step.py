@@ -83,8 +83,9 @@ def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
     gates: dict[str, pfedgate.GatedModel] = {}
     for budget in BUDGETS:
         model = models.build(name, shape, classes).to(memory_format=torch.channels_last)
-        # Fresh networks, so gates as pFedGate begins with: blocks ranked as they stand.
-        gates[f"s = {budget:g}"] = pfedgate.gate(model, x, budget=budget, gate={"ranking": "nested"})
+        # Fresh networks, so gates as pFedGate begins with, and blocks as in the recipes: ranked as they stand, in steps
+        # of four units.
+        gates[f"s = {budget:g}"] = pfedgate.gate(model, x, budget=budget, smallest=0.1, gate={"ranking": "nested"})
         steps[f"s = {budget:g}"] = gated_step(gates[f"s = {budget:g}"], x, y)
     chooser = gates[f"s = {BUDGETS[-1]:g}"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.gating.compare import pretend
@@ -37,6 +39,42 @@ def mlp() -> tuple[nn.Module, Tensor]:
 def test_budgets(budget: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pfedgate.gate(*mlp(), budget)
+
+
+def test_an_infeasible_budget_changes_nothing() -> None:
+    model, x = build("cnn_cifar10")
+    gated = pfedgate.gate(model, x, 0.3)
+    with pytest.raises(pfedgate.InfeasibleBudget):
+        gated.rebudget(0.001)
+    gated(x)
+    assert gated.last is not None
+    assert gated.budget == gated.plan.budget(0.3)
+    assert max(gated.last.cost.values()) <= 0.3
+    copy.deepcopy(gated)(x)
+
+
+def test_numbers_of_numpy_are_budgets() -> None:
+    """In single precision the largest cost within a share was searched for ever."""
+    model, x = build("mlp")
+    for share in (np.float32(0.5), np.float64(0.5)):
+        assert pfedgate.gate(model, x, share).selector.limits == pfedgate.gate(model, x, 0.5).selector.limits
+
+
+def test_the_gate_reads_through_the_embedding_of_the_input() -> None:
+    """Positions are embedded, too, often first: they have fewer rows than there are words."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.words = nn.Embedding(7, 24), nn.Embedding(50, 24)
+            self.up, self.out = nn.Linear(24, 40), nn.Linear(40, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.words(x) + self.positions(torch.arange(x.shape[1]))
+            return self.out(torch.relu(self.up(h)).mean(1))
+
+    gated = pfedgate.gate(Words(), torch.zeros(2, 7, dtype=torch.long), 0.6, gate={"max_share": 1.0})
+    assert gated(torch.full((2, 7), 49)).shape == (2, 4)
 
 
 def test_the_smallest_feasible_budget_is_feasible() -> None:

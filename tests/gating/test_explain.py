@@ -185,6 +185,19 @@ def test_the_plan_is_a_table() -> None:
     assert len({len(line) for line in lines[1 : lines.index(total) + 1]}) == 1
 
 
+def test_a_table_of_masked_blocks_claims_no_work() -> None:
+    def whole(model: nn.Module) -> list[pfedgate.Block]:
+        return [
+            pfedgate.Block(name, (pfedgate.Piece(name, 0, len(p), 0),), keep=name.startswith("out"))
+            for name, p in model.named_parameters()
+        ]
+
+    model, x = build("cnn_cifar10")
+    lines = str(pfedgate.gate(model, x, pfedgate.Budget(params=0.5), split=whole).plan).splitlines()
+    (layer,) = [line for line in lines if line.startswith("fc1.weight")]  # may be dropped, so it has a line of its own
+    assert layer.split() == ["fc1.weight", "1", "192,000", "–", "–"]
+
+
 @pytest.mark.parametrize(
     "name", ["cnn_femnist", "cnn_cifar10", "cnn_cifar100", "resnet", "vit", "text_cnn", "text_gru"]
 )

@@ -137,6 +137,21 @@ def clash() -> tuple[nn.Module, Tensor]:
     return model, tokens()
 
 
+def tied() -> tuple[nn.Module, Tensor]:
+    """A language model whose embedding is its output layer: one weight, written along an axis and read along it."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.embed(x)
+        return m.out(h + m.down(F.gelu(m.up(m.norm(h)))))
+
+    model = Of(
+        forward, embed=nn.Embedding(20, 24), norm=nn.LayerNorm(24), up=nn.Linear(24, 48), down=nn.Linear(48, 24),
+        out=nn.Linear(24, 20, bias=False),
+    )  # fmt: skip
+    model.out.weight = model.embed.weight
+    return model, tokens()
+
+
 def squeeze_excite() -> tuple[nn.Module, Tensor]:
     def forward(m: Any, x: Tensor) -> Tensor:
         x = F.relu(m.a(x))
@@ -237,6 +252,7 @@ SMALL: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "unknown": unknown,
     "shared": shared,
     "clash": clash,
+    "tied": tied,
     "squeeze_excite": squeeze_excite,
     "lstm": recurrent,
     "lstm_deep": lambda: recurrent(num_layers=2, bidirectional=True),

@@ -48,7 +48,7 @@ class PFedGate(SendsTiles):
     resources: str = "all"  # what a plain number as budget binds: "all", or "params" (the paper's s)
     split: str = "unit"
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
-    smallest: float = 0.1  # s_min: share of a layer that is always kept; for .1 of all resources give .05
+    smallest: float = 0.05  # s_min: share of a layer that is always kept; with .1 more layers are cut in steps of four
     compensate: str = "sqrt"  # divide weights by the root of the live share of their inputs: sums keep their spread
     straight_through: str = "full"
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from .layout import Layout, Part, Parts, Spaces, dense
+from .layout import Layout, Part, Parts, Spaces, dense, is_dense
 from .network import Activation, CannotSlice, Layouts, Operation, Policy, Rule, describe
 
 
@@ -31,6 +31,7 @@ class Analysis:
         self.layouts: dict[str, Layouts] = {}
         self.axes: dict[str, dict[int, Parts]] = {}
         self.reads: dict[str, int] = {}
+        self._roles: dict[tuple[str, int], set[bool]] = {}  # whether the units along an axis are read, or written
         self.operations: list[Operation] = []
         self.activations: list[Activation] = []
         self.notes: list[tuple[str, str]] = []
@@ -75,7 +76,9 @@ class Analysis:
     def claim(self, tensor: Tensor | None, axes: dict[int, Parts], reads: int | None = None) -> None:
         """The units along the axes of a parameter; other axes must be complete, and the layer sums over `reads`.
 
-        A parameter used twice must be cut the same way twice: else nothing of it is cut.
+        A parameter used twice must be cut the same way twice: else nothing of it is cut. An axis that one use writes
+        and another reads (an embedding that is the output layer, too) cannot be: weights belong to what they write, so
+        a mask would leave what the reading use skips.
         """
         if tensor is None:
             return
@@ -85,7 +88,10 @@ class Analysis:
         wanted = {axis: axes.get(axis, dense(size)) for axis, size in enumerate(tensor.shape)}
         known = self.axes.setdefault(name, wanted)
         for axis, parts in wanted.items():
-            if not self.spaces.tie(known[axis], parts):
+            roles = self._roles.setdefault((name, axis), set())
+            if not is_dense(parts):
+                roles.add(axis == reads)
+            if not self.spaces.tie(known[axis], parts) or len(roles) > 1:
                 for part in (*known[axis], *parts):
                     if part.space is not None:
                         self.clashes.update(self.spaces[part.space].producers)

@@ -103,7 +103,9 @@ class Budget:
         if self.latency_ms is not None and "latency_ms" not in dense:
             raise ValueError("latency_ms is bound but the cost model has no latency terms; measure a profile first")
         return {
-            resource: value if resource == "latency_ms" or value > 1 else _share_of(dense.get(resource, 0.0), value)
+            resource: float(value)
+            if resource == "latency_ms" or value > 1
+            else _share_of(dense.get(resource, 0.0), float(value))
             for resource, value in self.bound().items()
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,6 @@ from .trace import mode, quiet
 EXECUTIONS = ("auto", "sliced", "masked")
 COMPENSATIONS = ("share", "sqrt", "none")
 STRAIGHT_THROUGH = ("full", "kept")
-SMALLEST = (0.1, 0.05)  # s_min: of the first, layers can be cut into blocks that processors like (see `blocks.cut`)
 
 Splitter = Callable[[nn.Module], Sequence[Block]]
 
@@ -38,7 +38,7 @@ def gate(
     *,
     split: str | Splitter = "unit",
     blocks: int = 10,
-    smallest: float | None = None,
+    smallest: float = 0.05,
     keep_output: bool = True,
     output_blocks: int = 128,
     gate: GateConfig | Mapping[str, Any] | str | None = None,
@@ -53,10 +53,10 @@ def gate(
 
     `example` is one batch, or its shape. `budget=0.3` binds parameters, FLOPs and activation bytes alike (where the
     splitter can reduce them); `Budget(params=0.3)` is the paper's s. `split` says what a block is (see `blocks.py`),
-    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; by default .1, or
-    .05 where that would take more than half of the budget). `keep_output` never drops an output, and weighs outputs in
-    up to `output_blocks` blocks. `compensate` divides weights by the root of the live share of their inputs ("sqrt"),
-    by the share itself ("share"), or by nothing ("none").
+    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; of .1 more layers
+    can be cut into steps of four units, which run faster, but a tenth of all resources is out of reach then).
+    `keep_output` never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides
+    weights by the root of the live share of their inputs ("sqrt"), by the share itself ("share"), or by nothing.
     `straight_through="kept"` gives only kept blocks a gradient of G, in either execution. `gate` holds the gate's own
     switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally,
     and `variant="authors"` what their code does instead, for a budget of parameters; `deviations` adds single ones of
@@ -75,13 +75,11 @@ def gate(
 
         chosen = authors.deviations(str(variant), deviations)
         config = GateConfig.of(gate or "paper")
-        least = SMALLEST[-1] if smallest is None else smallest
-        return authors.authors_gate(model, example, chosen, config, budget, smallest=least, generator=generator)
+        return authors.authors_gate(model, example, chosen, config, budget, smallest=smallest, generator=generator)
     if variant is not None:
         _choice("variant", variant, ("paper", "authors"))
         split, blocks, keep_output, compensate, gate = "flat", 5, False, "none", gate or "paper"
-        smallest = SMALLEST[-1] if smallest is None else smallest
-    if blocks < 2 or not (smallest is None or 0 <= smallest < 1) or output_blocks < 1:
+    if blocks < 2 or not 0 <= smallest < 1 or output_blocks < 1:
         raise ValueError(
             "need blocks >= 2, 0 <= smallest < 1 and output_blocks >= 1, "
             f"got blocks={blocks}, smallest={smallest}, output_blocks={output_blocks}"
@@ -93,15 +91,12 @@ def gate(
     # Parameters made under inference mode could never be trained.
     with torch.inference_mode(False):
         batch = _example(model, example)
-        result = _check_runs(model, batch)
-        for least in SMALLEST if smallest is None else (smallest,):
-            recipe = Recipe(
-                tuple(batch.shape), batch.dtype, split, blocks, least, keep_output, output_blocks,
-                execution, compensate, straight_through,
-            )  # fmt: skip
-            plan = recipe.plan(model, batch)
-            if _leaves_half(plan, budget):
-                break
+        result, embedding = _check_runs(model, batch)
+        recipe = Recipe(
+            tuple(batch.shape), batch.dtype, split, blocks, smallest, keep_output, output_blocks,
+            execution, compensate, straight_through,
+        )  # fmt: skip
+        plan = recipe.plan(model, batch)
         config = GateConfig.of(gate)
         private = Gate(
             batch,
@@ -109,7 +104,7 @@ def gate(
             config,
             model_size=plan.size,
             model_flops=plan.costs.dense().get("flops", math.inf),
-            embedding=None if batch.is_floating_point() else _first(model, nn.Embedding),
+            embedding=embedding,
             classes=_classes(result) if config.shift else None,
             generator=generator,
         )
@@ -178,13 +173,6 @@ class Recipe:
         return gated
 
 
-def _leaves_half(plan: BlockPlan, budget: float | Mapping[str, float | None] | Budget) -> bool:
-    """Whether what is always kept takes at most half of a budget, so that the gate has something to choose."""
-    least, dense = plan.costs.smallest(), plan.costs.dense()
-    bound = plan.budget(budget).bound()  # a share, or an absolute cost; latency is not known yet
-    return all(2 * least[r] <= (value if value > 1 else value * dense[r]) for r, value in bound.items() if r in dense)
-
-
 def _choice(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(unknown(what, str(value), known))
@@ -226,8 +214,11 @@ def _first(model: nn.Module, *kinds: type[nn.Module]) -> Any:
     return next((m for m in model.modules() if isinstance(m, kinds)), None)
 
 
-def _check_runs(model: nn.Module, batch: Tensor) -> Any:
-    """Run the model once on the example, without a trace in the model or in random generators."""
+def _check_runs(model: nn.Module, batch: Tensor) -> tuple[Any, nn.Embedding | None]:
+    """Run the model once on the example, without a trace in the model or in random generators.
+
+    Returns what it returns, and the embedding that reads the batch itself (not positions, or a part of it).
+    """
     try:
         inspect.signature(model.forward).bind(batch)
     except TypeError as error:
@@ -236,9 +227,21 @@ def _check_runs(model: nn.Module, batch: Tensor) -> Any:
             "Wrap it in a module whose forward takes one tensor and calls it"
         ) from None
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with quiet(batch.device), mode(model, training=False), torch.no_grad():
+    reads: list[nn.Embedding] = []
+
+    def see(module: nn.Module, given: tuple[Any, ...]) -> None:
+        read = given[0] if given else None
+        if isinstance(module, nn.Embedding) and isinstance(read, Tensor) and torch.equal(read, batch):
+            reads.append(module)
+
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_pre_hook(see).remove)
+        for context in (quiet(batch.device), mode(model, training=False), torch.no_grad()):
+            stack.enter_context(context)
         try:
-            return functional_call(model, buffers, (batch,))
+            return functional_call(model, buffers, (batch,)), next(iter(reads), None)
         except Exception as error:  # whatever a user's forward raises
             raise ValueError(
                 f"the model does not run on the example of shape {tuple(batch.shape)} and type {batch.dtype}: {error}. "

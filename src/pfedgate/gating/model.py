@@ -89,10 +89,11 @@ class GatedModel(nn.Module):
 
         A first latency budget measures this device for a few seconds, unless the cache knows it.
         """
-        self.budget = self.plan.budget(budget)
-        if self.budget.latency_ms is not None and "latency_ms" not in self.plan.costs.dense():
+        wanted = self.plan.budget(budget)
+        if wanted.latency_ms is not None and "latency_ms" not in self.plan.costs.dense():
             self.plan.add_latency(latency_terms(self))
-        self.selector: Selector = self.plan.selector(self.budget)
+        self.selector: Selector = self.plan.selector(wanted)  # raises before anything has changed
+        self.budget = wanted
         if not self.plan.leaves_a_choice(self.budget):
             warnings.warn(
                 f"under {self.budget} only one selection of blocks is possible, so the gate cannot choose; "
@@ -135,7 +136,7 @@ class GatedModel(nn.Module):
 
     def choose(self, out: GateOutput) -> Selection:
         """The blocks that fit the budget, for what a gate said."""
-        importance = out.importance.detach().cpu().numpy().astype(np.float64)
+        importance = out.importance.detach().cpu().double().numpy()
         kept = self.plan.keep.copy()
         try:
             kept[self.plan.optional] = self.selector.select(importance[self.plan.optional])

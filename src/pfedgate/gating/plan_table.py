@@ -26,16 +26,16 @@ class Row:
     flops: float
     activation_bytes: float
 
-    def cells(self) -> tuple[str, ...]:
-        """The line as text."""
+    def cells(self, known: bool = True) -> tuple[str, ...]:
+        """The line as text; of blocks that are masked, not skipped, no work is known that they could save."""
         return (
             self.layer,
             str(self.units or ""),
             str(self.blocks or ""),
             str(self.always or ""),
             f"{self.params:,}",
-            f"{self.flops:,.0f}",
-            f"{self.activation_bytes:,.0f}",
+            f"{self.flops:,.0f}" if known else "–",
+            f"{self.activation_bytes:,.0f}" if known else "–",
         )
 
 
@@ -79,15 +79,15 @@ def _entries(plan: BlockPlan) -> tuple[list[tuple[float, str, Parts]], list[tupl
 def plan_text(plan: BlockPlan) -> str:
     """The table, the smallest feasible budget and the gate's size."""
     found = plan.rows
-    rows = [row for row in found if row.blocks != 1]
-    whole = [row for row in found if row.blocks == 1]
+    rows = [row for row in found if row.blocks != 1 or not row.always]
+    whole = [row for row in found if row.blocks == 1 and row.always]
     if whole:
         name = whole[0].layer if len(whole) == 1 else f"{len(whole)} more layers"
         fields = ("blocks", "always", "params", "flops", "activation_bytes")
         rows.append(Row(name, 0, *(sum(getattr(row, field) for row in whole) for field in fields)))
     flops, nbytes = sum(row.flops for row in rows), sum(row.activation_bytes for row in rows)
     total = Row("total", 0, len(plan.blocks), int(plan.keep.sum()), plan.size, flops, nbytes)
-    table = [_HEAD, *(row.cells() for row in (*rows, total))]
+    table = [_HEAD, *(row.cells(plan.sliceable) for row in (*rows, total))]
     widths = [max(len(line[i]) for line in table) for i in range(len(_HEAD))]
     lines = [
         "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
