@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pfedgate
-from pfedgate import algorithms, experiment, jobs, metrics, runfolder, toml
+from pfedgate import algorithms, catalogue, experiment, gates, jobs, metrics, runfolder, toml
 from pfedgate.catalogue import SECTIONS, options_of
 from pfedgate.config import Recipe, Tables, resolve
 from pfedgate.engine import one_thread
@@ -43,6 +43,7 @@ SHOWING = (
     "demo",
     "theory",
 )
+STATE = ("checkpoint.safetensors", "private")  # of a run's folder: what looking takes
 
 
 @lru_cache(maxsize=1)
@@ -81,13 +82,19 @@ class Cell:
         """All that its result depends on."""
         return _essence(self.recipe.tables())
 
-    def folder(self, root: Path, *, any_code: bool = False) -> Path:
-        """Where it is kept: by this code or, if that is allowed and there is one, by other code."""
+    def folder(self, root: Path, *, any_code: bool = False, looks: Sequence[str] = ()) -> Path:
+        """Where it is kept: by this code or, if that is allowed and there is one, by other code.
+
+        One that was looked at comes first, then one that still can be; else it is to be run, in this code's folder.
+        """
         own = root / f"{self.key}-{code_version()}"
-        if any_code and not there(own):
-            others = [path for path in sorted(root.glob(f"{self._kind}-*")) if there(path) and self.like(path)]
-            return max(others, key=lambda path: (path / "summary.json").stat().st_mtime, default=own)
-        return own
+        if not any_code or there(own, looks):
+            return own
+        others = [path for path in root.glob(f"{self._kind}-*") if path != own and there(path) and self.like(path)]
+        others.sort(key=lambda path: (path / "summary.json").stat().st_mtime, reverse=True)
+        known = [own, *others]
+        looked = (path for path in known if there(path, looks))
+        return next(looked, next((path for path in known if usable(path, looks)), own))
 
     def like(self, folder: Path) -> bool:
         """Whether a folder holds this run, perhaps of code that knew fewer or other options with their defaults."""
@@ -122,9 +129,17 @@ def there(folder: Path, looks: Sequence[str] = ()) -> bool:
     return (folder / "summary.json").exists() and all((folder / f"look-{name}.json").exists() for name in looks)
 
 
+def usable(folder: Path, looks: Sequence[str] = ()) -> bool:
+    """Whether a finished cell was looked at or still can be: the states of models are large and not always kept."""
+    return there(folder, looks) or (there(folder) and all((folder / name).exists() for name in STATE))
+
+
 def work(job: jobs.Job, tell: jobs.Tell) -> float:
     """Run a cell, or go on with it, and find out what studies want to know about it; returns its seconds."""
-    folder = Path(job["folder"])
+    folder, own = Path(job["folder"]), Path(job["own"])
+    if folder != own and not able(folder, job["looks"]):
+        folder = own
+    clear(folder, job["looks"])
     if not (folder / runfolder.CONFIG).exists():
         runfolder.create(folder, resolve(job["recipe"]))
     run = runfolder.load(folder)
@@ -137,7 +152,7 @@ def work(job: jobs.Job, tell: jobs.Tell) -> float:
         warnings.simplefilter("always")
         if not run.finished:
             experiment.resume(folder, callbacks=[hear])
-        for name in job["looks"]:
+        for name in dict.fromkeys([*job["looks"], *(ALWAYS if gated(run) and usable(folder, ALWAYS) else ())]):
             look(run, name)
     told = sorted({str(warning.message) for warning in heard})
     if told:  # kept beside the run: on a screen that shows hundreds of cells nobody would read them
@@ -146,16 +161,42 @@ def work(job: jobs.Job, tell: jobs.Tell) -> float:
     return seconds_of(run)
 
 
+def able(folder: Path, looks: Sequence[str]) -> bool:
+    """Whether a cell that other code has finished can be looked at by this code: its state may be of another form."""
+    try:
+        for name in looks:
+            look(runfolder.load(folder), name)
+    except Exception:  # whatever it is: then it is run anew, which always helps
+        return False
+    return True
+
+
+def clear(folder: Path, looks: Sequence[str]) -> None:
+    """Make room for a finished cell of this code that can no longer be looked at; what other code made is kept."""
+    if there(folder) and not usable(folder, looks) and folder.name.endswith(f"-{code_version()}"):
+        shutil.rmtree(folder)
+
+
 def seconds_of(run: Run) -> float:
     """All of it, evaluation included."""
     return float(sum(line["seconds"] + line["seconds_evaluation"] for line in run.timing))
 
 
+def code_of(run: Run) -> str:
+    """The digest of the code that ran a cell.
+
+    >>> code_of(Run(Path("cells/digits-fedavg-0123456789ab-89abcdef")))
+    '89abcdef'
+    """
+    return run.path.name.rpartition("-")[2]
+
+
 def tidy(run: Run) -> None:
     """Drop the states of a finished run that no study looks at: of some methods they are gigabytes."""
     if run.finished and not gated(run):
-        (run.path / "checkpoint.safetensors").unlink(missing_ok=True)
-        shutil.rmtree(run.path / "private", ignore_errors=True)
+        for name in STATE:
+            path = run.path / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def gated(run: Run) -> bool:
@@ -191,4 +232,20 @@ def global_model(run: Run) -> Record:
     return found
 
 
-LOOKS: dict[str, Callable[[Run], Record]] = {"global": global_model}
+def gate_tree(run: Run) -> Record:
+    """Which gates are alike, and the classes of their clients; nothing of fewer than three, which make no tree."""
+    from pfedgate.report.gates import tree  # scipy and all: not in every worker
+
+    recipe, made = run.recipe, experiment.plan(run.recipe)
+    seen = list(gates.look(made.algorithm, made.federation, run.server(), run.store(), made.options, len(run.metrics)))
+    if len(seen) < 3:
+        return {"tree": None}
+    data = catalogue.federation(recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed)
+    counts = dict(zip(data.ids, data.histogram().tolist(), strict=True))
+    told: Record = {"clients": [s.client for s in seen], "counts": [counts[s.client] for s in seen]}
+    told["classes"] = [str(name) for name in data.class_names or range(data.classes)]
+    return {"tree": {**told, **tree([s.gate for s in seen])}}
+
+
+LOOKS: dict[str, Callable[[Run], Record]] = {"global": global_model, "tree": gate_tree}
+ALWAYS = ("tree",)  # of every gated cell when it ends; the others cost more, so studies ask for them

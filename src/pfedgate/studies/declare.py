@@ -98,3 +98,8 @@ class Study:
     look: str = ""  # something to be found out about a trained cell: see `cells.LOOKS`
     figure: str = ""  # see `figures.PAINTERS`
     measure: str = ""  # something to be measured beside or instead of cells: see `costs.MEASURES`
+
+    @property
+    def looks(self) -> tuple[str, ...]:
+        """What is to be found out about each of its cells."""
+        return (self.look,) if self.look else ()

@@ -14,7 +14,7 @@ from pfedgate import methods, models
 from pfedgate.config import Recipe
 from pfedgate.engine import choose_device, one_thread
 from pfedgate.seeds import seeded
-from pfedgate.studies.cells import there
+from pfedgate.studies.cells import usable
 from pfedgate.studies.outcome import Place
 from pfedgate.studies.scales import World
 from pfedgate.studies.schedule import Order
@@ -38,7 +38,8 @@ def estimate(places: Sequence[Place], order: Order) -> Estimate:
     """What is ahead."""
     ahead = {}
     for place in places:
-        if not there(place.cell.folder(order.root, any_code=order.any_code)):
+        looks = place.study.looks
+        if not usable(place.cell.folder(order.root, any_code=order.any_code, looks=looks), looks):
             ahead[place.cell.key] = place
     worlds = order.scale.worlds
     seconds, kept, largest = 0.0, 0.0, 0.0

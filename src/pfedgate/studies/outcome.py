@@ -13,7 +13,7 @@ from typing import Any
 from pfedgate import runfolder
 from pfedgate.metrics import Record
 from pfedgate.runfolder import Run
-from pfedgate.studies.cells import Cell, look, seconds_of, there
+from pfedgate.studies.cells import Cell, code_of, look, seconds_of, there
 from pfedgate.studies.declare import Column, Number, Row, Study
 
 
@@ -47,8 +47,8 @@ class Outcomes:
         """What is on disk of a study's cells."""
         found = cls(study)
         for place in places:
-            folder = place.cell.folder(root, any_code=any_code)
-            if there(folder, [study.look] if study.look else []):
+            folder = place.cell.folder(root, any_code=any_code, looks=study.looks)
+            if there(folder, study.looks):
                 found.runs[place.row.name, place.column.name, place.seed] = runfolder.load(folder)
             else:
                 found.missing.append(place)
@@ -91,6 +91,11 @@ class Outcomes:
         """Mean over seeds of the best accuracy on validation data: what rows may be ranked by."""
         return statistics.fmean(self.numbers(run)["val"] for run in self.seeds(row, column))
 
+    def code(self, row: str | None = None, column: str | None = None) -> list[str]:
+        """Digests of the code that made its cells, or those of a row and a column."""
+        asked = [run for (r, c, _), run in self.runs.items() if row in (None, r) and column in (None, c)]
+        return sorted({code_of(run) for run in asked})
+
     def table(self) -> list[dict[str, Any]]:
         """Everything as plain data: a record for every row and column."""
         return [self._record(row, column) for column in self.columns for row in self.rows(column)]
@@ -110,6 +115,7 @@ class Outcomes:
             "seeds": [run.recipe.run.seed for run in runs],
             "settings": settings,
             "cells": [run.path.name for run in runs],
+            "code": self.code(row, column),
         }
 
 

@@ -11,13 +11,14 @@ from typing import Any
 from pfedgate import toml
 from pfedgate.environment import environment
 from pfedgate.metrics import Record, clean
-from pfedgate.progress import clock, scaled, size
+from pfedgate.progress import clock
 from pfedgate.report.tables import markdown
 from pfedgate.runfolder import Run
 from pfedgate.store import write_atomically
-from pfedgate.studies import complexity, costs, figures
-from pfedgate.studies.cells import code_version, seconds_of
+from pfedgate.studies import complexity, costs, figures, measured
+from pfedgate.studies.cells import code_of, code_version, seconds_of
 from pfedgate.studies.declare import Number, Study
+from pfedgate.studies.measured import line
 from pfedgate.studies.outcome import Outcomes, spread
 from pfedgate.studies.schedule import Order
 
@@ -42,18 +43,19 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
     runs = list(dict.fromkeys(outcomes.runs.values()))
     places = [run.environments[-1] for run in runs] + [told["environment"] for told in measures.values()]
     seconds = sum(seconds_of(run) for run in runs) + sum(told["seconds"] for told in measures.values())
+    code = sorted({code_of(run) for run in runs} | {told["code"] for told in measures.values()})
     found: Record = {
         "study": study.name,
         "title": study.title,
         "scale": order.scale.name,
-        "command": command(study, order),
+        "command": command(study, order, other=bool({*code} - {code_version()})),
         "evaluation": POINT,
         "data": _same([data(run) for run in runs]),
         "measured_on": _same([told["data"] for told in measures.values()]),
         "seconds": seconds,
         "machine": _same([place["machine"] for place in places]) or [environment()["machine"]],
         "commits": sorted({place["commit"] or "" for place in places}),
-        "code": sorted({run.path.name.rpartition("-")[2] for run in runs}) or [code_version()],
+        "code": code or [code_version()],
         "missing": [place.label for place in outcomes.missing],
         "rows": outcomes.table(),
         "claims": [claim for column in outcomes.columns for claim in claims(outcomes, column)],
@@ -77,8 +79,8 @@ def data(run: Run) -> str:
     return f"{recipe.data.name} ({', '.join(filter(None, shared))}), {recipe.model.name}, {recipe.train.rounds} rounds"
 
 
-def command(study: Study, order: Order) -> str:
-    """What to type for the same again."""
+def command(study: Study, order: Order, *, other: bool = False) -> str:
+    """What to type for the same again; `other`: with cells that other code has finished."""
     parts = ["pfedgate reproduce", study.name, "--scale", order.scale.name]
     parts += [f"--data {name}" for name in order.worlds]
     for layer in order.over:
@@ -89,7 +91,7 @@ def command(study: Study, order: Order) -> str:
                 for key, value in given.items()
                 if key != "data_dir"
             ]
-    return " ".join(parts)
+    return " ".join([*parts, *(["--any-code"] if other else [])])
 
 
 def claims(outcomes: Outcomes, column: str) -> list[Record]:
@@ -117,13 +119,13 @@ def _claims(content: Record) -> list[str]:
     """The same as a table."""
     if not content["claims"]:
         return []
-    lines = ["## What was to be shown", "", _row(["data", "difference", "of", "to", "points", "must", "aim"])]
+    lines = ["## What was to be shown", "", line(["data", "difference", "of", "to", "points", "must", "aim"])]
     lines.append("|---|---|---|---|---:|---|---|")
     for told in content["claims"]:
         must = "" if told["must"] is None else f"{told['must']:+g}: {'yes' if told['kept'] else '**no**'}"
         aim = "" if told["aim"] is None else f"{told['aim']:+g}: {'yes' if told['reached'] else 'no'}"
         start = [told["column"], told["claim"], told["ours"], told["other"]]
-        lines.append(_row([*start, f"{told['points']:+.2f}", must, aim]))
+        lines.append(line([*start, f"{told['points']:+.2f}", must, aim]))
     return [*lines, "", "Ours is the variant best on validation data, the opponent the one best on test data.", ""]
 
 
@@ -144,10 +146,12 @@ def page(
         lines += [f"**Not finished: {len(content['missing'])} cells are still missing.**", ""]
     for path in drawn:
         lines += [f"![{study.title}]({path.name})", ""]
+    if study.figure and not drawn and not content["missing"]:
+        lines += ["**No figure: there is nothing in these runs to draw it from.**", ""]
     if study.rows:
         lines += _matrix(outcomes) if study.matrix else _sections(outcomes)
     lines += _claims(content)
-    lines += {"steps": _steps, "complexity": _complexity, "times": _times}[study.measure](content) if measures else []
+    lines += measured.SHOWN[study.measure](content) if measures else []
     if study.note:
         lines += [study.note, ""]
     return "\n".join([*lines, *_about(content)]) + "\n"
@@ -178,11 +182,12 @@ def _sections(outcomes: Outcomes) -> list[str]:
     for column in outcomes.columns:
         shown = [n for n in outcomes.study.numbers if any(outcomes.values(r, column, n) for r in outcomes.rows(column))]
         winners = [_winner(outcomes, column, number) for number in shown]
+        mixed = len(outcomes.code()) > 1
         rows = []
         for row in outcomes.rows(column):
             cells = [_cell(outcomes, row, column, n, row == w) for n, w in zip(shown, winners, strict=True)]
-            rows.append({"name": row, "cells": cells})
-        head = [{"title": number.title} for number in shown]
+            rows.append({"name": row, "cells": [*cells, *([_code(outcomes, row, column)] if mixed else [])]})
+        head = [{"title": number.title} for number in shown] + [{"title": "code"}] * mixed
         lines += [f"## {column}", "", markdown({"first": "method", "head": head, "rows": rows}), ""]
     return lines
 
@@ -201,7 +206,16 @@ def _matrix(outcomes: Outcomes) -> list[str]:
             told.append({"name": row, "cells": cells})
         head = [{"title": column} for column in outcomes.columns] + [{"title": title} for title, _ in drops]
         lines += [f"## {number.title}", "", markdown({"first": "method", "head": head, "rows": told}), ""]
+    if len(outcomes.code()) > 1:
+        told = [{"name": row, "cells": [_code(outcomes, row, column) for column in outcomes.columns]} for row in rows]
+        head = [{"title": column} for column in outcomes.columns]
+        lines += ["## Code", "", markdown({"first": "method", "head": head, "rows": told}), ""]
     return lines
+
+
+def _code(outcomes: Outcomes, row: str, column: str) -> Record:
+    """Which code made a row."""
+    return {"text": ", ".join(outcomes.code(row, column)) or "–", "value": None, "best": False}
 
 
 def _drops(outcomes: Outcomes) -> list[tuple[str, tuple[str, str]]]:
@@ -219,52 +233,6 @@ def _drop(outcomes: Outcomes, row: str, pair: tuple[str, str], number: Number) -
         return {"text": "–", "value": None, "best": False}
     value = first["mean"] - second["mean"]
     return {"text": number.show(value), "value": value, "best": False}
-
-
-def _steps(content: Record) -> list[str]:
-    head = ["method", "time, ms", "× FedAvg", "peak memory", "× FedAvg", "FLOPs, × FedAvg"]
-    lines = []
-    for batch, costs_of in content["measured"].items():
-        base = next(iter(costs_of.values()))
-        lines += [f"## Batch {batch}", "", _row(head), "|---|" + "---:|" * (len(head) - 1)]
-        for name, cost in costs_of.items():
-            cells = [name, f"{cost['ms']:.2f}", f"{cost['ms'] / base['ms']:.2f}", size(cost["peak"])]
-            lines.append(_row([*cells, *(f"{cost[key] / base[key]:.2f}" for key in ("peak", "flops"))]))
-        lines.append("")
-    told = "One client's round divided by its batches, with all that a client does in it; one thread, methods in turn."
-    return [*lines, told, ""]
-
-
-def _complexity(content: Record) -> list[str]:
-    shown = {"flops": "FLOP", "inference": "FLOP", "merge_ms": "ms"}
-    keys = {line.title: line.key for line in complexity.LINES}
-    lines: list[str] = []
-    last = ""
-    for told in content["complexity"]:
-        if told["quantity"] != last:
-            last = told["quantity"]
-            lines += ["", f"## {last[0].upper()}{last[1:]}", "", *([told["why"], ""] if told["why"] else [])]
-            lines += [_row(["method", "published", "correct", "measured", "× FedAvg"]), "|---|---|---|---:|---:|"]
-        unit = shown.get(keys[last], "B")
-        value = f"{told['measured']:.2f} ms" if unit == "ms" else scaled(told["measured"], unit)
-        correct = f"**{told['correct']}**" if told["wrong"] else told["correct"]
-        ratio = "–" if told["ratio"] is None else f"{told['ratio']:.2f}"
-        lines.append(_row([told["row"], told["published"], correct, value, ratio]))
-    return [*lines[1:], "", "Bold: where the published table is wrong or leaves something out.", ""]
-
-
-def _times(content: Record) -> list[str]:
-    lines = []
-    for column, costs_of in content["measured"].items():
-        base = next(cost for name, cost in costs_of.items() if name == "FedAvg")
-        lines += [f"## {column}: measured step", "", _row(["method", "ms per batch", "× FedAvg"]), "|---|---:|---:|"]
-        lines += [_row([n, f"{c['ms']:.2f}", f"{c['ms'] / base['ms']:.2f}"]) for n, c in costs_of.items()]
-        lines.append("")
-    return lines
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _about(content: Record) -> list[str]:

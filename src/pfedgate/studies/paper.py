@@ -183,11 +183,15 @@ STUDIES = (
     Study(
         "figure-clusters",
         "Which gates are alike",
-        (plain(0.3),),
+        (plain(0.3), plain(0.3, start="random", name="pFedGate, s = 0.3, random start")),
         (FEW_CLASSES,),
         (ACC, WORST, DENSITY),
+        look="tree",
         figure="clusters",
-        note="Ward's clustering of the gates' parameters, beside the classes each client has.",
+        note="Ward's clustering of the gates' parameters, beside the classes each client has. By default a gate starts "
+        "from how often its client has each class, so the first tree groups clients of like classes by construction: "
+        "it shows where gates began. With a random start all gates begin alike, and the second tree shows what "
+        "training made of them.",
     ),
     Study(
         "figure-sparsity",

@@ -38,6 +38,11 @@ class Order:
         """Where cells are kept, whichever study they belong to."""
         return self.out / "cells"
 
+    def has(self, place: Place) -> bool:
+        """Whether a place's cell is finished, and what its study wants to know of it is known."""
+        looks = place.study.looks
+        return there(place.cell.folder(self.root, any_code=self.any_code, looks=looks), looks)
+
     def places(self, study: Study, seed: int = 0, rows: Sequence[str] | None = None) -> list[Place]:
         """The cells of a study with one seed."""
         found = []
@@ -117,16 +122,16 @@ class Cells:
     def add(self, places: Sequence[Place]) -> None:
         """Cells of places; those that are finished, and looked at, are counted as done."""
         wanted: dict[str, tuple[Cell, list[str], str]] = {}
+        done: dict[str, bool] = {}
         for place in places:
             cell, looks, _ = wanted.setdefault(place.cell.key, (place.cell, [], place.label))
-            if place.study.look and place.study.look not in looks:
-                looks.append(place.study.look)
+            if not self.order.has(place):
+                done[cell.key] = False
+                looks += [name for name in place.study.looks if name not in looks]
         self.total = len(wanted)
-        self.waiting = []
-        for cell, looks, label in wanted.values():
-            folder = cell.folder(self.order.root, any_code=self.order.any_code)
-            if not there(folder, looks) and label not in self.failed:
-                self.waiting.append((cell, looks, label))
+        self.waiting = [
+            told for key, told in wanted.items() if not done.get(key, True) and told[2] not in self.failed
+        ]  # fmt: skip
         self.done = self.total - len(self.waiting)
         self.rounds += sum(cell.recipe.train.rounds for cell, _, _ in self.waiting)
 
@@ -144,10 +149,10 @@ class Cells:
             return None
         cell, looks, label = self.waiting.pop(0)
         self.running[label] = 0
-        folder = cell.folder(self.order.root, any_code=self.order.any_code)
-        rounds = cell.recipe.train.rounds
+        folder = cell.folder(self.order.root, any_code=self.order.any_code, looks=looks)
         return {
-            "folder": str(folder), "recipe": cell.recipe.tables(), "looks": looks, "label": label, "rounds": rounds,
+            "folder": str(folder), "own": str(cell.folder(self.order.root)), "recipe": cell.recipe.tables(),
+            "looks": looks, "label": label, "rounds": cell.recipe.train.rounds,
         }  # fmt: skip
 
     def said(self, job: jobs.Job, message: Any) -> None:
