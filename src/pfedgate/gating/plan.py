@@ -139,8 +139,15 @@ class BlockPlan:
         """
         budget = self.budget(value)
         if budget not in self._selectors:
-            self._selectors[budget] = self._selector(budget)
+            try:
+                self._selectors[budget] = self._selector(budget)
+            except InfeasibleBudget as error:
+                raise InfeasibleBudget(f"{error}{self._why_whole()}", error.smallest) from None
         return self._selectors[budget]
+
+    def _why_whole(self) -> str:
+        notes = () if self.network is None else self.network.notes[:3]
+        return " Not skipped: " + "; ".join(f"{place}: {reason}" for place, reason in notes) + "." if notes else ""
 
     def _selector(self, budget: Budget) -> Selector:
         dense = self.costs.dense().get("flops", 0.0)
