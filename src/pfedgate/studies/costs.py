@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from pfedgate import experiment, measure
 from pfedgate.algorithm import Algorithm
@@ -29,6 +30,7 @@ from pfedgate.roster import Roster
 from pfedgate.seeds import seeded
 from pfedgate.serve import Endpoint, Reply
 from pfedgate.store import MemoryStore, write_atomically
+from pfedgate.studies import complexity as formulas
 from pfedgate.studies import rows, scales
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.declare import Column, Row, Study
@@ -37,6 +39,7 @@ from pfedgate.studies.schedule import Order
 from pfedgate.tensors import nbytes
 from pfedgate.types import Card, Round, State
 
+LATEST = "counted"  # what was added last to `Bench.told`: records without it are measured anew
 ROUNDS = 4  # the first ones may differ: a warm-up, something sent or made once
 
 
@@ -80,32 +83,34 @@ class Bench:
         with seeded(0, "merge"):
             self.server = self.algorithm.merge(self.server, [(reply.card, reply.update)], self.round)
 
-    def forward(self) -> Callable[[], Any]:
-        """A prediction for a batch of noise."""
+    def model(self) -> nn.Module:
+        """The client's model, as it is used."""
         got = self.algorithm.send(self.server, self.card, self.round)
         local = self.reach.local(self.card, self.round)
         private = self.algorithm.personalise(got, self.reach.store.get(self.card.id) or {}, local)
-        model = self.algorithm.predictor(got, private, self.card).eval()
-        x = self.algorithm.task.example
-        assert x is not None
-        return lambda: model(x)
+        return self.algorithm.predictor(got, private, self.card).eval()
+
+    def counted(self) -> float:
+        """FLOPs of a client's round, as torch counts them; without what a server does to make what it sends."""
+        sent = measure.flops(lambda: self.algorithm.send(self.server, self.card, self.round))
+        return float(measure.flops(self.train) - sent)
 
     def told(self, seconds: float) -> Record:
         """Everything but time, and that."""
         reply = self.train()
         assert reply.update is not None
         got = self.algorithm.send(self.server, self.card, self.round)
-        forward = self.forward()
-        example = self.algorithm.task.example
+        model, example = self.model(), self.algorithm.task.example
         assert example is not None
         with torch.no_grad():
-            inference = measure.flops(forward) / len(example)
+            inference = measure.flops(lambda: model(example)) / len(example)
         server_bytes = nbytes(self.server)
         merging = measure.interleaved({"": lambda: self.merge(reply)}, 5, 1)[""]
         return {
             "ms": 1e3 * seconds / self.batches,
             "peak": measure.peak_bytes(self.train),
             "flops": reply.update.metrics.get("flops", 0.0) / self.batches,
+            "counted": self.counted() / self.batches,
             "inference": inference,
             "up": reply.up,
             "down": reply.down,
@@ -115,6 +120,8 @@ class Bench:
             "q": reply.update.metrics.get("q"),
             "density": reply.update.metrics.get("density"),
             "batches": self.batches,
+            "k": getattr(self.algorithm, "components", 1),
+            **formulas.shares(model),
         }
 
 
@@ -137,7 +144,8 @@ def kept(order: Order, wanted: Mapping[str, Mapping[str, Recipe]]) -> dict[str, 
             told = {label: Cell(recipe).key for label, recipe in recipes.items()}
             path = order.out / "measures" / f"{name}.json"
             before: Record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if before.get("cells") != told or not (order.any_code or before["code"] == code_version()):
+            complete = all(LATEST in cost for cost in before.get("costs", {}).values())
+            if before.get("cells") != told or not complete or not (order.any_code or before["code"] == code_version()):
                 began = time.perf_counter()
                 costs = process.submit(measured, dict(recipes), order.scale.turns).result()
                 before = {"cells": told, "code": code_version(), "costs": costs}

@@ -1,0 +1,83 @@
+"""Table 5: its formulas come to what is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfedgate.config import Recipe
+from pfedgate.metrics import Record
+from pfedgate.studies import complexity, costs, measured, paper, scales
+from pfedgate.studies.schedule import Order
+
+METHODS = {row.name: row.method for row in costs.COMPLEXITY_ROWS}
+TRAINING, INFERENCE = (line.title for line in complexity.LINES[:2])
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    """On a small network with convolutions, where FLOPs do not go with parameters."""
+    order = Order(scales.TINY, Path("nowhere"))
+    column, world = costs._first(order)
+    settings = {name: value for name, value in world.settings.items() if not name.startswith("model.")}
+    conv = replace(world, settings={**settings, "model.name": "cnn_digits"})
+    return complexity.lines(costs.measured(costs._recipes(order, costs.COMPLEXITY_ROWS, column, conv), 1), METHODS)
+
+
+@pytest.mark.parametrize("quantity", [TRAINING, INFERENCE, "communication, up", "communication, down", "disk, client"])
+def test_formulas_come_to_what_is_measured(found: list[dict[str, Any]], quantity: str) -> None:
+    told = {line["row"]: line for line in found if line["quantity"] == quantity}
+    assert set(told) == set(METHODS)
+    for line in told.values():  # messages have heads, the first layer's input needs no gradient
+        assert line["predicted"] == pytest.approx(line["ratio"], rel=0.03), line["row"]
+
+
+def test_compute_is_not_the_share_of_parameters(found: list[dict[str, Any]]) -> None:
+    """What table 5 said before, s + s_φ of FedAvg's FLOPs, is wrong on convolutions."""
+    ratios = {line["row"]: line["ratio"] for line in found if line["quantity"] == TRAINING}
+    assert ratios["pFedGate, s = 0.5, all resources"] < 0.4 < 0.5 < ratios["pFedGate, s = 0.5"]
+
+
+def test_what_cannot_be_predicted_is_left_open(found: list[dict[str, Any]]) -> None:
+    text = "\n".join(measured.complexities({"complexity": found}))
+    assert "| predicted, × FedAvg | measured, × FedAvg |" in text
+    peak = next(line for line in text.split("## Peak memory")[1].splitlines() if line.startswith("| FedAvg"))
+    assert peak.split(" | ")[3] == "–"
+
+
+def test_older_records_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of code that counted less do not break the page, with --any-code neither."""
+    order = Order(scales.TINY, tmp_path, any_code=True)
+    ran: list[int] = []
+
+    class Here:
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, _: Any, recipes: Mapping[str, Recipe], turns: int) -> Here:
+            ran.append(turns)
+            self.names = list(recipes)
+            return self
+
+        def result(self) -> dict[str, Record]:
+            return {name: {"ms": 1.0, costs.LATEST: 2.0} for name in self.names}
+
+    monkeypatch.setattr(costs, "_fresh", Here)
+    study = paper.get("table5")
+    for expected in (1, 1):
+        costs.complexity(study, order)
+        assert len(ran) == expected
+    path = tmp_path / "measures" / "table5.json"
+    record = json.loads(path.read_text())
+    for cost in record["costs"].values():
+        del cost[costs.LATEST]
+    path.write_text(json.dumps(record))
+    costs.complexity(study, order)
+    assert len(ran) == 2
