@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from pfedgate import report
 from pfedgate.cli import app
-from pfedgate.report import figures, html
-from pfedgate.report.figures import FIGURES, draw_all
+from pfedgate.report import html
 
 
 @pytest.fixture(scope="module")
@@ -111,25 +110,3 @@ def test_training_can_end_with_a_report(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_default_place(runs: Path) -> None:
     assert report.write([runs / "fedavg"])[0] == runs / "fedavg" / "report.html"
-
-
-def test_figures(content: dict, tmp_path: Path) -> None:
-    found = draw_all(content, tmp_path, "svg")
-    assert [path.name for path in found] == [f"{name}.svg" for name in FIGURES]
-    assert all(path.read_bytes().startswith(b"<?xml") for path in found)
-
-
-@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
-def test_figures_are_the_same_every_time(
-    content: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, start: bytes
-) -> None:
-    monkeypatch.setattr(figures, "FIGURES", {"blocks": FIGURES["blocks"]})
-    (first,), (second,) = (draw_all(content, tmp_path / name, kind) for name in "ab")
-    assert first.read_bytes() == second.read_bytes()
-    assert first.read_bytes().startswith(start)
-
-
-def test_figures_without_anything_to_show_are_left_out(content: dict, tmp_path: Path) -> None:
-    plain = {**content, "runs": [{**content["runs"][1], "baseline": None}], "baseline": None, "partitions": []}
-    names = {path.stem for path in draw_all(plain, tmp_path, "svg")}
-    assert names == {"accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted"}
