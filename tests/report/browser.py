@@ -26,6 +26,20 @@ def find() -> str | None:
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
+def centre(browser: Browser, selector: str) -> tuple[float, float]:
+    """Scroll to the first element of a selector; where its middle is then."""
+    # Scrolling hides a tooltip: let the frame that tells of it pass before the mouse moves.
+    script = f"""(async () => {{
+        const node = document.querySelector({selector!r});
+        node.scrollIntoView({{block: "center", behavior: "instant"}});
+        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+        const box = node.getBoundingClientRect();
+        return [box.left + box.width / 2, box.top + box.height / 2];
+    }})()"""
+    x, y = browser.run(script)
+    return x, y
+
+
 class Browser:
     """One page; everything it says on the console and everything it asks of a network is kept."""
 
@@ -81,6 +95,7 @@ class Browser:
         phone = width < 600
         screen = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone}
         self._ask("Emulation.setDeviceMetricsOverride", screen)
+        self._ask("Emulation.setTouchEmulationEnabled", {"enabled": phone})
         self._ask("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
 
     def run(self, script: str) -> Any:
@@ -103,6 +118,11 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
             self._ask("Input.dispatchMouseEvent", event)
+
+    def touch(self, x: float, y: float) -> None:
+        """A finger comes down and is lifted again."""
+        self._ask("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]})
+        self._ask("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         # The compositor of a page that is only as high as the window loses what lies below.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.browser import Browser, find
 
 from pfedgate import experiment
 
@@ -25,3 +27,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clients = {"budget": budget, "novel": 0.25}
         experiment.run(SMALL, algorithm=name, clients=clients, out=folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests; each opens a page of its own."""
+    path = find()
+    if path is None:
+        pytest.skip("no Chromium here: scripts/install-chromium.sh installs one")
+    with Browser(path) as found:
+        yield found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Browser, find
+from tests.report.browser import Browser, centre, find
 
 from pfedgate import report
 
@@ -21,27 +20,6 @@ pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: script
 def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("page") / "report.html"
     return report.write([runs / "pfedgate", runs / "fedavg", runs / "ditto"], target)[0]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = find()
-    assert path is not None
-    with Browser(path) as found:
-        yield found
-
-
-def centre(browser: Browser, selector: str) -> tuple[float, float]:
-    # Scrolling hides a tooltip: let the frame that tells of it pass before the mouse moves.
-    script = f"""(async () => {{
-        const node = document.querySelector({selector!r});
-        node.scrollIntoView({{block: "center", behavior: "instant"}});
-        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
-        const box = node.getBoundingClientRect();
-        return [box.left + box.width / 2, box.top + box.height / 2];
-    }})()"""
-    x, y = browser.run(script)
-    return x, y
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -13,7 +13,7 @@ from tests.report.conftest import SMALL
 
 from pfedgate import experiment, runfolder
 from pfedgate.report import gather, open_runs, tables
-from pfedgate.report.data import _matching, choose_baseline, labels_of
+from pfedgate.report.data import _matching, choose_baseline
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,6 @@ def test_a_run_without_a_round_is_refused(tmp_path: Path) -> None:
     runfolder.create(tmp_path / "new", experiment.recipe_of(SMALL))
     with pytest.raises(ValueError, match="no round is finished"):
         open_runs([tmp_path / "new"])
-
-
-def test_labels_tell_runs_of_one_name_apart() -> None:
-    paths = ("/a/x/run", "/a/y/run", "/a/z")
-    assert labels_of([runfolder.Run(Path(path)) for path in paths[:2]]) == ["x/run", "y/run"]
-    assert labels_of([runfolder.Run(Path(path)) for path in paths[1:]]) == ["run", "z"]
 
 
 def test_baselines() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from pfedgate import __version__, runfolder
 from pfedgate.names import unknown
 from pfedgate.report import tables
 from pfedgate.report.gates import data_key, gates_of, partition_of
+from pfedgate.report.labels import common, folder_labels, labels_of, settings_of
 from pfedgate.runfolder import Run
 
 CURVES = ("accuracy", "bottom_decile", "loss", "spread", "val_accuracy")
@@ -31,15 +30,6 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     if empty:
         raise ValueError(f"no round is finished in {', '.join(empty)}; wait for the first one, or leave the folder out")
     return list(found.values())
-
-
-def labels_of(runs: Sequence[Run]) -> list[str]:
-    """What runs are called: the folder's name, with as many parents as tell them apart."""
-    parts = [run.path.resolve().parts for run in runs]
-    depth = 1
-    while len({p[-depth:] for p in parts}) < len(parts):
-        depth += 1
-    return ["/".join(p[-depth:]) for p in parts]
 
 
 def choose_baseline(baseline: str | None, labels: Sequence[str], algorithms: Sequence[str]) -> int | None:
@@ -62,13 +52,16 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     """All of a report's content. What cannot be had (no data here, no gates) is left out, with the reason."""
     labels = labels_of(runs)
     algorithms = [run.recipe.algorithm.name for run in runs]
-    compared = choose_baseline(baseline, labels, algorithms)
+    folders = folder_labels(runs)
+    named = labels[folders.index(baseline)] if baseline in folders else baseline
+    compared = choose_baseline(named, labels, algorithms)
     told = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
     keys = [data_key(run) for run in runs]
     known = {key: partition_of(runs[keys.index(key)]) for key in dict.fromkeys(keys)}
     partitions: list[Content] = []
     for at, entry in enumerate(told):
-        entry["partition"] = _index(partitions, known[keys[at]])
+        partition, why = known[keys[at]]
+        entry["partition"], entry["no_partition"] = _index(partitions, partition), why
         entry["baseline"] = _matching(at, compared, keys, algorithms)
     first = runs[0].recipe
     names = {entry["data"] for entry in told}
@@ -104,6 +97,7 @@ def _run(run: Run, label: str) -> Content:
     recipe, records = run.recipe, run.metrics
     summary = run.summary or _so_far(run)
     rows = run.clients
+    gates, no_gates = gates_of(run)
     return {
         "label": label,
         "path": str(run.path),
@@ -122,7 +116,8 @@ def _run(run: Run, label: str) -> Content:
         },
         "clients": [_client(row) for row in rows if row["point"] == "after_broadcast"],
         "novel": [_client(row) for row in rows if row["point"] == "novel"],
-        "gates": gates_of(run),
+        "gates": gates,
+        "no_gates": no_gates,
         "config": recipe.toml(comments=False),
         "environment": run.environments if (run.path / runfolder.ENVIRONMENT).exists() else [],
     }
@@ -182,10 +177,7 @@ def client_table(told: Sequence[Content], *, marked: bool = True) -> Content:
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
     """Settings in which the runs differ."""
-    settings = [
-        {f"{section}.{key}": value for section, values in run.recipe.tables().items() for key, value in values.items()}
-        for run in runs
-    ]
+    settings = [settings_of(run) for run in runs]
     # An option that only some methods have is no difference between runs, but one between methods.
     names = [name for name in settings[0] if all(name in setting for setting in settings)]
     rows = []
@@ -211,27 +203,11 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
         return {}
     rows = {}
     for members in groups.values():
-        name = labels[members[0]] if len(members) == 1 else _common([labels[at] for at in members])
+        name = labels[members[0]] if len(members) == 1 else common([labels[at] for at in members])
         while name in rows:
             name += "′"
         rows[name] = [tables.numbers(runs[at].summary or _so_far(runs[at])) for at in members]
     return tables.over_seeds(rows)
-
-
-def _common(labels: Sequence[str]) -> str:
-    """What several labels have in common, without the number that tells them apart.
-
-    >>> _common(["fedavg-seed=0", "fedavg-seed=1"]), _common(["a/run", "b/run"]), _common(["x", "y"])
-    ('fedavg', 'run', 'x and others')
-    """
-    before, after = _start(labels), _start([label[::-1] for label in labels])[::-1]
-    found = re.sub(r"[-_/., ]+(seed|s)?[-_=/., ]*$", "", before) or after.strip("-_/., ")
-    return found or f"{labels[0]} and others"
-
-
-def _start(texts: Sequence[str]) -> str:
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
-    return "".join(letters[0] for letters in same)
 
 
 def _index(known: list[Content], item: Content | None) -> int | None:

@@ -14,11 +14,16 @@ from pfedgate.gates import Seen
 from pfedgate.runfolder import Run
 
 MOST_CLIENTS = 200
+UNREADABLE = (OSError, ImportError, ValueError, KeyError)
 Content = dict[str, Any]
 
 
-def gates_of(run: Run) -> Content | None:
-    """The gates of a run: what they decide now, how that came about, and which are alike. None if it has none."""
+def gates_of(run: Run) -> tuple[Content | None, str]:
+    """The gates of a run: what they decide now, how that came about, and which are alike; or None, and why.
+
+    Without a checkpoint or the data there is still what was written down in training; "reason" then says what is
+    missing. A method that has no gates needs no excuse: the reason is empty.
+    """
     lines = _lines(run)
     seen, reason = _now(run)
     if seen:
@@ -29,13 +34,20 @@ def gates_of(run: Run) -> Content | None:
         content = {"blocks": last["blocks"], "clients": list(last["kept"]), "kept": list(last["kept"].values())}
         content |= {"weights": None, "importance": None, "tree": None}
     else:
-        return None
+        return None, reason
     content["layers"] = [{"name": name, "blocks": at} for name, at in gates.layers_of(content["blocks"]).items()]
     content["rounds"] = [line["round"] for line in lines]
     content["over_rounds"] = _over_rounds(lines)
     content["changes"] = _changes(lines)
     content["reason"] = reason
-    return content
+    content["from_labels"] = starts_at_labels(run)
+    return content, ""
+
+
+def starts_at_labels(run: Run) -> bool:
+    """Whether gates were given the frequencies of their clients' classes before they learnt anything."""
+    options = run.recipe.algorithm.options
+    return options.get("start") == "labels" and not options.get("gate_ones") and options.get("variant") is None
 
 
 def _lines(run: Run) -> list[Content]:
@@ -49,17 +61,27 @@ def _lines(run: Run) -> list[Content]:
 def _now(run: Run) -> tuple[list[Seen], str]:
     """Decisions of the last checkpoint's gates; or none, and why."""
     recipe = run.recipe
-    if GIVEN in (recipe.data.name, recipe.model.name):
-        return [], "data or model was a Python object"
     if not hasattr(algorithms.get(recipe.algorithm.name), "inspect"):
-        return [], "this method has no gates"
+        return [], ""
+    if GIVEN in (recipe.data.name, recipe.model.name):
+        return [], "data or model of this run were Python objects, which its folder does not hold"
+    try:
+        server, store = run.server(), run.store()
+    except FileNotFoundError:
+        return [], "the run's folder holds no checkpoint"
+    except (OSError, ValueError, KeyError) as error:
+        return [], f"the run's checkpoint cannot be read ({_why(error)})"
     try:
         plan = experiment.plan(recipe)
-        server, store = run.server(), run.store()
-    except (OSError, ImportError, ValueError, KeyError) as error:
-        return [], f"{type(error).__name__}: {error}"
-    done = len(run.metrics)
-    return list(gates.look(plan.algorithm, plan.federation, server, store, plan.options, done)), ""
+    except UNREADABLE as error:
+        return [], f"gates decide by looking at data, and the data cannot be read here ({_why(error)})"
+    seen = list(gates.look(plan.algorithm, plan.federation, server, store, plan.options, len(run.metrics)))
+    return seen, "" if seen else "the run's folder holds no private state of a client"
+
+
+def _why(error: Exception) -> str:
+    # A KeyError shows its message in quotes.
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error) or type(error).__name__
 
 
 def _final(seen: Sequence[Seen]) -> Content:
@@ -136,22 +158,22 @@ def data_key(run: Run) -> str:
     return repr((recipe.data, recipe.clients.novel, recipe.run.seed if seed is None else seed))
 
 
-def partition_of(run: Run) -> Content | None:
-    """Samples per client and class, if the data can be had here."""
+def partition_of(run: Run) -> tuple[Content | None, str]:
+    """Samples per client and class; or None if the data cannot be had here, and why."""
     recipe = run.recipe
     if recipe.data.name == GIVEN:
-        return None
+        return None, "the data was a Python object"
     try:
         federation = catalogue.federation(
             recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
         )
         counts = federation.histogram()
-    except (OSError, ImportError, ValueError, KeyError):
-        return None
+    except UNREADABLE as error:
+        return None, f"the data cannot be read here ({_why(error)})"
     names = federation.class_names or [str(label) for label in range(federation.classes)]
     ids, novel = list(federation.ids[:MOST_CLIENTS]), set(federation.novel)
     about = federation.about
-    return {
+    content = {
         "name": federation.name,
         "how": str(about.get("partition", "given")),
         "alpha": about.get("alpha"),
@@ -161,3 +183,4 @@ def partition_of(run: Run) -> Content | None:
         "classes": [str(name) for name in names],
         "counts": counts[: len(ids)].tolist(),
     }
+    return content, ""

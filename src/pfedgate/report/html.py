@@ -50,7 +50,10 @@ def write(content: Mapping[str, Any], path: str | Path) -> Path:
 
 
 def _lighter(gates: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if gates is None else {**gates, "weights": None, "importance": None}
+    if gates is None:
+        return None
+    reason = gates.get("reason") or "they were left out to keep this file small"
+    return {**gates, "weights": None, "importance": None, "reason": reason}
 
 
 def _asset(name: str) -> str:

@@ -72,8 +72,15 @@ function showTip(event, head, rows) {
   tip.style.left = left + "px";
   tip.style.top = top + "px";
 }
-const hideTip = () => tip.classList.remove("on");
-addEventListener("scroll", hideTip, { passive: true });
+let leaving = null; // what clears the marks of the chart that the tooltip speaks of
+function hideTip() {
+  tip.classList.remove("on");
+  if (leaving) leaving();
+  leaving = null;
+}
+// A finger leaves a chart by lifting, and what it asked for should stay: until the next tap elsewhere, or scrolling.
+addEventListener("scroll", hideTip, { passive: true, capture: true });
+addEventListener("pointerdown", (event) => { if (!event.target.closest || !event.target.closest("[data-part=hover]")) hideTip(); });
 
 // A chart: name, title, caption (text or function), tools (nodes), legend (runs), height(width), draw(svg, width, height).
 function chart(spec) {
@@ -135,16 +142,33 @@ function switcher(options, chosen, change, label) {
     onclick: () => { buttons.forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === value))); change(value); },
   }, text));
   box.append(...buttons);
+  // What can be chosen now, and why the rest cannot; `shown` is what is drawn, whatever was wished for.
+  box.allow = (allowed, shown, why) => buttons.forEach((b) => {
+    b.disabled = !allowed(b.dataset.value);
+    b.title = b.disabled ? "Not available: " + why : "";
+    b.setAttribute("aria-pressed", String(b.dataset.value === shown));
+  });
   return box;
 }
 function chooser(options, chosen, change, label) {
   const box = h("select", { "aria-label": label, onchange: () => change(box.value) });
   for (const [value, text] of options) box.append(h("option", { value, ...(value === chosen ? { selected: "" } : {}) }, text));
+  box.allow = (allowed, shown, why) => {
+    for (const option of box.options) option.disabled = !allowed(option.value);
+    box.disabled = [...box.options].filter((option) => !option.disabled).length < 2;
+    box.title = [...box.options].some((option) => option.disabled) ? "Not available: " + why : "";
+    box.value = shown;
+  };
   return box;
 }
 
 const short = (name) => (name.length > 9 ? name.slice(0, 8) + "…" : name);
 const gutter = (names) => Math.max(46, 16 + 6.6 * Math.max(...names.map((name) => short(name).length))); // room for names
+const pen = document.createElement("canvas").getContext("2d");
+function widthOf(content, size) {
+  pen.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(content).width;
+}
 const text = (x, y, content, more) => s("text", { x, y, "font-size": 12, fill: ink("soft"), ...more }, content);
 
 // Axes of a plot; returns scales. The y axis names its ticks, the x axis also what it counts.

@@ -11,34 +11,44 @@ function gateChooser() {
   return h("p", { class: "note" }, "Run: ", chooser(gated.map((at) => [String(at), RUNS[at].label]), String(shownGates), change, "run whose gates are shown"));
 }
 
-let cells = "kept", order = "client";
+// What a run has not got is not offered: `wished` stays for the next run that has it.
+const wished = { cells: "kept", order: "client" };
+const cells = () => (G()[wished.cells] ? wished.cells : "kept"), order = () => (G().tree ? wished.order : "client");
+const noTree = () => G().reason || "fewer than three clients have a gate";
+const missing = (name, title, why) => h("div", { class: "card", "data-missing": name }, h("h3", {}, title), h("p", { class: "note" }, why));
+// Runs with the same excuse, in one sentence each.
+function excuses(what, runs, whyOf) {
+  const groups = new Map();
+  for (const run of runs) groups.set(whyOf(run), [...(groups.get(whyOf(run)) || []), run.label]);
+  return [...groups].map(([why, labels]) => `${what}${labels.length < RUNS.length ? " of " + labels.join(" and ") : ""}: not shown, because ${why}.`).join(" ");
+}
 function blockMap() {
-  const orders = [["client", "by client"], ["tree", "by likeness"]];
+  const what = switcher([["kept", "kept"], ["weights", "M"], ["importance", "G"]], wished.cells, (v) => { wished.cells = v; gateCharts[0].redraw(); }, "what cells show");
+  const rank = chooser([["client", "by client"], ["tree", "by likeness"]], wished.order, (v) => { wished.order = v; gateCharts[0].redraw(); }, "order of clients");
   return gateChart({
-    name: "blocks", title: "Which blocks each client keeps",
-    tools: [
-      switcher([["kept", "kept"], ["weights", "M"], ["importance", "G"]], cells, (v) => { cells = v; gateCharts[0].redraw(); }, "what cells show"),
-      chooser(orders, order, (v) => { order = v; gateCharts[0].redraw(); }, "order of clients"),
-    ],
+    name: "blocks", title: "Which blocks each client keeps", tools: [what, rank],
     caption: () => {
       const g = G(), all = g.kept.length, share = g.blocks.map((_, b) => g.kept.filter((row) => row[b] === "1").length / all);
       const always = share.filter((v) => v === 1).length, never = share.filter((v) => v === 0).length;
+      const lost = !g.weights ? ` M and G of single blocks${g.tree ? "" : " and the likeness of gates"} are not available: ${g.reason}.` : g.tree ? "" : ` No order by likeness: ${noTree()}.`;
       return `${g.blocks.length} blocks in ${g.layers.length} layers, ${all} clients: ${always} blocks are kept by all, ${never} by none, ${g.blocks.length - always - never} by some. Bars: share of clients that keep a block.` +
-        (cells === "weights" ? " M, the weight of a block: blue above 1, red below; dropped blocks are pale." : cells === "importance" ? " G, the importance that decides." : "");
+        (cells() === "weights" ? " M, the weight of a block: blue above 1, red below; dropped blocks are pale." : cells() === "importance" ? " G, the importance that decides." : "") + lost;
     },
     height: (width) => 96 + Math.max(8, Math.min(20, 640 / G().clients.length)) * G().clients.length,
     draw: (svg, width, height) => {
       const g = G(), n = g.clients.length, blocks = g.blocks.length;
-      const rows = order === "tree" && g.tree ? g.tree.leaves : g.clients.map((_, i) => i);
+      what.allow((v) => v === "kept" || g[v], cells(), g.reason);
+      rank.allow((v) => v === "client" || g.tree, order(), noTree());
+      const rows = order() === "tree" ? g.tree.leaves : g.clients.map((_, i) => i);
       const box = { left: gutter(g.clients), right: width - 10, top: 64, bottom: height - 30 };
       const X = (b) => box.left + (b / blocks) * (box.right - box.left), Y = (i) => box.top + (i / n) * (box.bottom - box.top);
-      const values = cells === "kept" || !g[cells] ? null : g[cells];
+      const showing = cells(), values = showing === "kept" ? null : g[showing];
       const strong = mixer(ink("card"), colour(shownGates)), two = diverging(ink("c1"), ink("grid"), ink("c0")), pale = mixer(ink("card"), ink("grid"));
       const paint = (v, i, b) => {
         const on = g.kept[rows[i]][b] === "1";
         if (!values) return on ? strong(0.85) : pale(0.75);
-        const colourOf = cells === "weights" ? two(Math.max(-1, Math.min(1, v - 1))) : strong(v);
-        return on || cells === "importance" ? colourOf : pale(0.6);
+        const colourOf = showing === "weights" ? two(Math.max(-1, Math.min(1, v - 1))) : strong(v);
+        return on || showing === "importance" ? colourOf : pale(0.6);
       };
       picture(svg, box, rows.map((row) => g.blocks.map((_, b) => (values ? values[row][b] : 0))), paint);
       for (const at of g.layers) {
@@ -111,14 +121,21 @@ function labelsOf(run) {
   return { classes: partition.classes, of: (client) => (at.has(client) ? partition.counts[at.get(client)] : null) };
 }
 function dendrogram() {
-  if (!gated.some((at) => RUNS[at].gates.tree)) return null;
+  const title = "Which gates are alike, and the classes their clients hold";
+  if (!gated.some((at) => RUNS[at].gates.tree)) return missing("tree", title, excuses("The tree of gates", gated.map((at) => RUNS[at]), (run) => run.gates.reason || "fewer than three clients have a gate"));
   return gateChart({
-    name: "tree", title: "Which gates are alike, and the classes their clients hold",
-    caption: "Ward's clustering of the gates' parameters; beside each client its classes, darker where it has more samples. Only the parameters are compared, not the classes.",
-    height: (width) => 70 + Math.max(8, Math.min(20, 900 / G().clients.length)) * G().clients.length,
+    name: "tree", title,
+    caption: () => {
+      if (!G().tree) return `The tree of gates of ${RUNS[shownGates].label}: not shown, because ${noTree()}.`;
+      const beside = labelsOf(RUNS[shownGates]) ? "; beside each client its classes, darker where it has more samples" : "";
+      return `Ward's clustering of the gates' parameters${beside}. ` + (G().from_labels
+        ? "In this run every gate started from its client's class frequencies (algorithm.start = \"labels\"), so that clients with similar classes are close from the start: the tree shows mixes of labels largely by construction. A run with start = \"random\" leaves that out."
+        : "Only the parameters are compared, not the classes.");
+    },
+    height: (width) => !G().tree ? 60 : 70 + Math.max(8, Math.min(20, 900 / G().clients.length)) * G().clients.length,
     draw: (svg, width, height) => {
       const g = G();
-      if (!g.tree) return empty(svg, width, height, "too few clients");
+      if (!g.tree) return empty(svg, width, height, "no tree for this run");
       const n = g.clients.length, labels = labelsOf(RUNS[shownGates]), strip = labels ? Math.min(width * 0.5, labels.classes.length * 30) : 0;
       const box = { left: 8, right: width - strip - gutter(g.clients) - 4, top: 30, bottom: height - 34 }, top = Math.max(...g.tree.height.flat()) || 1;
       const X = (v) => box.right - (v / top) * (box.right - box.left), Y = (i) => box.top + ((i + 0.5) / n) * (box.bottom - box.top);

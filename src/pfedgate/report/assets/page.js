@@ -2,9 +2,10 @@
 function configs() {
   const boxes = RUNS.map((run) => {
     const where = run.environment[run.environment.length - 1];
-    const facts = where ? [["started", run.environment[0].started], ["command", where.command.join(" ")], ["pfedgate", where.pfedgate + (where.commit ? ", " + where.commit.slice(0, 12) : "")],
+    const facts = [["folder", run.path]];
+    if (where) facts.push(["started", run.environment[0].started], ["command", where.command.join(" ")], ["pfedgate", where.pfedgate + (where.commit ? ", " + where.commit.slice(0, 12) : "")],
       ["Python", where.python + ", " + Object.entries(where.packages).map((p) => p.join(" ")).join(", ")],
-      ["machine", `${where.machine.cpu}, ${where.machine.cores} cores, ${bytes(where.machine.memory_bytes || 0)}` + (where.machine.accelerators.length ? ", " + where.machine.accelerators.join(", ") : "")]] : [];
+      ["machine", `${where.machine.cpu}, ${where.machine.cores} cores, ${bytes(where.machine.memory_bytes || 0)}` + (where.machine.accelerators.length ? ", " + where.machine.accelerators.join(", ") : "")]);
     const told = h("table", { class: "words" }, h("tbody", {}, ...facts.map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", { style: "white-space:normal" }, value)))));
     const copy = h("button", { class: "small", onclick: () => toClipboard(run.config) }, "Copy");
     return h("details", {}, h("summary", {}, run.label + (run.finished ? "" : ` (so far: ${run.rounds} of ${run.planned} rounds)`)), h("div", { class: "scroll" }, told), h("pre", {}, run.config), h("p", {}, copy));
@@ -34,12 +35,16 @@ function page() {
     costs("density", "Density: share of the model in use", "density", plain, "half", "In training, mean over the clients of a round."),
     costs("q", "q: share of the model sent back", "q", plain, "half", "A block is sent if it was live in at least one step of the round."),
     costs("uploaded", "Uploaded in each round", "bytes_up", bytes, "", "")));
-  if (gated.length) {
-    const map = blockMap();
+  const ungated = RUNS.filter((run) => run.no_gates);
+  if (gated.length || ungated.length) {
+    const lost = ungated.length ? h("p", { class: "note", "data-missing": "gates" }, excuses("Gates", ungated, (run) => run.no_gates)) : null;
     section("gates", "Gates", "A private gate looks at a client's data, weighs every block of the shared model (M) and keeps the most important ones (G) that fit the budget.",
-      gateChooser(), grid(map, ...overRounds(), maskChanges(), dendrogram()));
+      lost, gated.length ? gateChooser() : null, gated.length ? grid(blockMap(), ...overRounds(), maskChanges(), dendrogram()) : null);
   }
-  section("data", "Data", null, grid(...DATA.partitions.map(partitionChart)));
+  const unknown = RUNS.filter((run) => run.partition === null && run.no_partition);
+  section("data", "Data", null,
+    unknown.length ? h("p", { class: "note", "data-missing": "data" }, excuses("Samples by client and class", unknown, (run) => run.no_partition)) : null,
+    grid(...DATA.partitions.map(partitionChart)));
   section("settings", "Settings", "Enough to run it again.",
     DATA.differences.rows ? h("div", { class: "card", style: "margin-bottom:16px" }, h("h3", {}, "Where the runs differ"), tableOf(DATA.differences, false, true), copies(DATA.differences)) : null, configs());
   redrawAll();

@@ -1,0 +1,133 @@
+"""What runs are called in a report: their folders' names, or what tells them apart where those say nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pfedgate.runfolder import Run
+
+# A part of a folder's name that is a checksum, as studies give them: eight or more hexadecimal digits.
+HASH = re.compile(r"(?:^|[-_.])(?=[a-f]*\d)[0-9a-f]{8,}(?=$|[-_.])")
+# Settings that say most come first; what the machine does is no way to call a run.
+FIRST = ("clients.budget", "algorithm.resources", "algorithm.variant", "algorithm.upload", "algorithm.start")
+LAST = ("data.seed", "run.seed")
+WORDS = {"algorithm.upload": "upload cap", "run.seed": "seed", "data.seed": "data seed"}
+LONGEST = 32
+Settings = Mapping[str, Any]
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """What runs are called: the folder's name, or what tells runs apart if that is a checksum."""
+    folders = folder_labels(runs)
+    hashed = [at for at, run in enumerate(runs) if is_hash(run.path.resolve().name)]
+    if not hashed:
+        return folders
+    found = dict(zip(hashed, describe([settings_of(runs[at]) for at in hashed]), strict=True))
+    labels = [found.get(at, folder) for at, folder in enumerate(folders)]
+    # The same settings twice (another version of the code): only the folder tells them apart.
+    return [
+        f"{label} ({folders[at]})" if labels.count(label) > 1 and at in found else label
+        for at, label in enumerate(labels)
+    ]
+
+
+def folder_labels(runs: Sequence[Run]) -> list[str]:
+    """The folder's name, with as many parents as tell runs apart."""
+    parts = [run.path.resolve().parts for run in runs]
+    depth = 1
+    while len({p[-depth:] for p in parts}) < len(parts):
+        depth += 1
+    return ["/".join(p[-depth:]) for p in parts]
+
+
+def is_hash(name: str) -> bool:
+    """Whether a folder's name holds a checksum, which nobody reads.
+
+    >>> [is_hash(name) for name in ("cifar10-fedavg-338564975e2c-f955314b", "pfedgate-budget=0.5", "fedavg-20251117")]
+    [True, False, False]
+    """
+    return any(not part.group().strip("-_.").isdigit() for part in HASH.finditer(name))
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Every setting of a run by its full name."""
+    tables = run.recipe.tables()
+    return {f"{section}.{key}": value for section, values in tables.items() for key, value in values.items()}
+
+
+def describe(runs: Sequence[Settings]) -> list[str]:
+    """The method, and of its settings those that tell it from other runs of the method: no more than are needed.
+
+    >>> runs = [{"algorithm.name": "a", "clients.budget": s, "run.seed": n} for s, n in ((0.5, 0), (0.3, 0), (0.3, 1))]
+    >>> describe([*runs, {"algorithm.name": "b", "clients.budget": 1.0}])
+    ['a, budget 0.5, seed 0', 'a, budget 0.3, seed 0', 'a, budget 0.3, seed 1', 'b']
+    """
+    data = [run.get("data.name") for run in runs]
+    names = [str(run.get("algorithm.name")) for run in runs]
+    if len(set(data)) > 1:
+        names = [f"{source} {name}" for source, name in zip(data, names, strict=True)]
+    labels = list(names)
+    for name in dict.fromkeys(names):
+        members = [at for at, other in enumerate(names) if other == name]
+        for key in _telling([runs[at] for at in members]):
+            for at in members:
+                labels[at] += _said(key, runs[at].get(key))
+    return labels
+
+
+def _telling(runs: Sequence[Settings]) -> list[str]:
+    """Settings in which runs differ: all that say much, and of the others those that are needed."""
+    keys = dict.fromkeys(key for run in runs for key in run)
+    known = [key for key in keys if not key.startswith(("run.", "evaluate.", "deploy."))]
+    middle = [key for key in known if key not in FIRST + LAST]
+    chosen: list[str] = []
+    for key in (*FIRST, *middle, *LAST):
+        apart = len({_shown(run, [*chosen, key]) for run in runs})
+        more = apart > len({_shown(run, chosen) for run in runs})
+        if more or (key in FIRST + LAST and len({_shown(run, [key]) for run in runs}) > 1):
+            chosen.append(key)
+    if "algorithm.resources" in chosen and "clients.budget" in keys and "clients.budget" not in chosen:
+        chosen.insert(0, "clients.budget")  # "of params" says nothing without how much
+    return chosen
+
+
+def _shown(run: Settings, keys: Sequence[str]) -> str:
+    return json.dumps([run.get(key) for key in keys], default=str)
+
+
+def _said(key: str, value: Any) -> str:
+    """One setting in a label.
+
+    >>> _said("clients.budget", 0.5), _said("train.lr", 0.05), _said("run.seed", 1), _said("algorithm.variant", None)
+    (', budget 0.5', ', lr 0.05', ', seed 1', '')
+    """
+    if value is None:
+        return ""
+    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    told = told.replace('"', "")
+    told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "…"
+    if key == "algorithm.resources":
+        return f" of {told}"  # follows the budget
+    return f", {WORDS.get(key, key.rpartition('.')[2])} {told}"
+
+
+def common(labels: Sequence[str]) -> str:
+    """What several labels have in common, without the number that tells them apart.
+
+    >>> common(["fedavg-seed=0", "fedavg-seed=1"]), common(["a/run", "b/run"]), common(["x", "y"])
+    ('fedavg', 'run', 'x and others')
+    >>> common(["pfedgate, budget 0.5, seed 10", "pfedgate, budget 0.5, seed 11"])
+    'pfedgate, budget 0.5'
+    """
+    before, after = _start(labels), _start([label[::-1] for label in labels])[::-1]
+    found = re.sub(r"[-_/., ]+(seed[-_=/., ]*\d*|s)?[-_=/., ]*$", "", before) or after.strip("-_/., ")
+    return found or f"{labels[0]} and others"
+
+
+def _start(texts: Sequence[str]) -> str:
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in same)

@@ -1,0 +1,107 @@
+"""What a report cannot show it says, with the reason, and does not offer; what it shows it does not oversell."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.report.browser import Browser, centre, find
+from tests.report.conftest import SMALL
+
+from pfedgate import experiment, report
+from pfedgate.report import html
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
+CONTROLS = """(() => {
+    const found = document.querySelectorAll('[data-chart=blocks] .switch button, [data-chart=blocks] option');
+    return Object.fromEntries([...found].map((b) => [b.dataset.value || b.value, !b.disabled]));
+})()"""
+CAPTION = "document.querySelector('[data-chart={}] figcaption').textContent"
+
+
+@pytest.fixture(scope="module")
+def stateless(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as studies keep it: what was written down, no models and gates."""
+    folder = tmp_path_factory.mktemp("stateless") / "kept"
+    shutil.copytree(runs / "pfedgate", folder, ignore=shutil.ignore_patterns("*.safetensors", "private"))
+    return folder
+
+
+def test_without_a_checkpoint(browser: Browser, stateless: Path, tmp_path: Path) -> None:
+    browser.open(report.write([stateless], tmp_path / "r.html")[0])
+    assert browser.run(CONTROLS) == {"kept": True, "weights": False, "importance": False, "client": True, "tree": False}
+    assert browser.run("document.querySelector('[data-chart=blocks] select').disabled")
+    before = browser.run(CAPTION.format("blocks"))
+    assert "M and G of single blocks and the likeness of gates are not available: the run's folder holds no" in before
+    browser.click(*centre(browser, "[data-chart=blocks] [data-value=weights]"))
+    assert browser.run(CAPTION.format("blocks")) == before
+    assert "holds no checkpoint" in browser.run("document.querySelector('[data-missing=tree]').textContent")
+    assert browser.run("document.querySelector('[data-missing=data]')") is None
+    assert browser.console == []
+
+
+def test_controls_follow_the_run_that_is_shown(browser: Browser, runs: Path, stateless: Path, tmp_path: Path) -> None:
+    browser.open(report.write([runs / "pfedgate", stateless], tmp_path / "r.html")[0])
+    browser.click(*centre(browser, "[data-chart=blocks] [data-value=weights]"))
+    assert all(browser.run(CONTROLS).values())
+    assert "M, the weight" in browser.run(CAPTION.format("blocks"))
+    choose = """(() => { const box = document.querySelector('#gates .note select'); box.selectedIndex = %d;
+        box.dispatchEvent(new Event('change')); })()"""
+    browser.run(choose % 1)
+    assert not browser.run(CONTROLS)["weights"]
+    assert "M, the weight" not in browser.run(CAPTION.format("blocks"))
+    assert "holds no checkpoint" in browser.run(CAPTION.format("tree"))
+    pressed = "document.querySelector('[data-chart=blocks] [data-value=%s]').getAttribute('aria-pressed')"
+    assert browser.run(pressed % "kept") == "true"
+    browser.run(choose % 0)
+    assert "M, the weight" in browser.run(CAPTION.format("blocks"))
+    assert browser.run(pressed % "weights") == "true"
+    assert browser.console == []
+
+
+def test_without_the_data(browser: Browser, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: object, **options: object) -> None:
+        raise ImportError("install the package 'datasets'")
+
+    monkeypatch.setattr("pfedgate.catalogue.federation", gone)
+    browser.open(report.write([runs / "pfedgate", runs / "fedavg"], tmp_path / "r.html")[0])
+    said = browser.run("document.querySelector('#data [data-missing=data]').textContent")
+    assert (
+        said == "Samples by client and class: not shown, because the data cannot be read here "
+        "(install the package 'datasets')."
+    )
+    assert "datasets" in browser.run("document.querySelector('[data-missing=tree]').textContent")
+
+
+def test_gates_that_left_no_trace(browser: Browser, stateless: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(stateless, copy, ignore=shutil.ignore_patterns("gates.jsonl"))
+    browser.open(report.write([copy], tmp_path / "r.html")[0])
+    said = browser.run("document.querySelector('#gates').textContent")
+    assert "Gates: not shown, because the run's folder holds no checkpoint." in said
+    assert browser.console == []
+
+
+def test_a_method_without_gates_needs_no_excuse(runs: Path) -> None:
+    (entry,) = report.gather(report.open_runs([runs / "fedavg"]))["runs"]
+    assert (entry["gates"], entry["no_gates"]) == (None, "")
+
+
+def test_weights_left_out_for_size(
+    browser: Browser, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "LARGEST", 1000)
+    browser.open(report.write([runs / "pfedgate"], tmp_path / "r.html")[0])
+    assert browser.run(CONTROLS) == {"kept": True, "weights": False, "importance": False, "client": True, "tree": True}
+    assert "to keep this file small" in browser.run(CAPTION.format("blocks"))
+
+
+def test_the_tree_says_what_gates_started_from(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    chosen = {"algorithm": {"name": "pfedgate", "start": "random"}, "train": {"rounds": 1}}
+    experiment.run(SMALL, **chosen, out=tmp_path / "random")
+    for folder, labels in ((runs / "pfedgate", True), (tmp_path / "random", False)):
+        browser.open(report.write([folder], tmp_path / "r.html")[0])
+        said = browser.run(CAPTION.format("tree"))
+        assert ("largely by construction" in said) == labels
+        assert ("Only the parameters are compared, not the classes." in said) != labels
