@@ -34,12 +34,15 @@ function copies(table) {
   const formats = [["latex", "LaTeX"], ["markdown", "Markdown"], ["csv", "CSV"]];
   return h("div", { class: "copies" }, "Copy as", ...formats.map(([key, name]) => h("button", { class: "small", "data-copy": key, onclick: copy(table[key], name) }, name)), said);
 }
+// Long names differ at their ends more often than in between.
+const middle = (name, most) => (name.length > most ? name.slice(0, most / 2 - 1) + "…" + name.slice(-most / 2) : name);
 function tableOf(table, keys, words) {
-  const head = h("tr", {}, h("th", { scope: "col" }, table.first), ...table.head.map((c) => h("th", { scope: "col", title: c.why }, c.title)));
+  const kind = words ? { class: "words" } : table.head.length > 10 ? { class: "dense" } : {};
+  const head = h("tr", {}, h("th", { scope: "col" }, table.first), ...table.head.map((c) => h("th", { scope: "col", title: c.why || c.title }, c.title.replace(/ %/g, "\u00a0%"))));
   const rows = table.rows.map((row, at) => h("tr", {},
-    h("td", {}, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, row.name),
+    h("td", { title: row.name }, h("div", { class: "name" }, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, h("span", {}, middle(row.name, 32)))),
     ...row.cells.map((cell) => h("td", cell.best ? { class: "best", title: "best" } : {}, cell.best ? h("span", {}, cell.text) : cell.text))));
-  return h("div", { class: "scroll" }, h("table", words ? { class: "words" } : {}, h("thead", {}, head), h("tbody", {}, ...rows)));
+  return h("div", { class: "scroll" }, h("table", kind, h("thead", {}, head), h("tbody", {}, ...rows)));
 }
 
 // What the numbers say, in four tiles.
@@ -64,7 +67,8 @@ function tiles() {
   return grid(...made.map(([what, key, better, show, how]) => {
     const found = pick(key, better);
     if (!found) return null;
-    const who = h("div", { class: "who" }, h("span", { class: "key", style: `background:var(--c${found[1] % 10})` }), h("span", {}, RUNS[found[1]].label + against(key, found[1], how)));
+    const told = RUNS[found[1]].label + against(key, found[1], how);
+    const who = h("div", { class: "who", title: told }, h("span", { class: "key", style: `background:var(--c${found[1] % 10})` }), h("span", {}, told));
     return h("div", { class: "card tile quarter" }, h("div", { class: "what" }, what), h("div", { class: "value" }, show(found[0])), who);
   }));
 }
@@ -110,10 +114,12 @@ function clientDifferences() {
   let chosen = others[0], base = RUNS[RUNS[chosen].baseline];
   const pairs = () => {
     base = RUNS[RUNS[chosen].baseline];
-    const theirs = new Map(base.clients.map((c) => [c.client, c.accuracy]));
-    const worst = [...theirs.values()].sort((a, b) => a - b)[Math.floor(theirs.size / 10)];
-    return RUNS[chosen].clients.filter((c) => theirs.has(c.client))
-      .map((c) => ({ id: c.client, own: c.accuracy, base: theirs.get(c.client), by: c.accuracy - theirs.get(c.client), low: theirs.get(c.client) <= worst }))
+    const order = base.clients.filter((c) => c.accuracy !== undefined).sort((a, b) => a.accuracy - b.accuracy);
+    const theirs = new Map(order.map((c) => [c.client, c.accuracy]));
+    // By rank, as the rings of the chart above: clients that tie with the one at the worst tenth are not all in it.
+    const worst = new Set(order.slice(0, Math.floor(order.length / 10) + 1).map((c) => c.client));
+    return RUNS[chosen].clients.filter((c) => theirs.has(c.client) && c.accuracy !== undefined)
+      .map((c) => ({ id: c.client, own: c.accuracy, base: theirs.get(c.client), by: c.accuracy - theirs.get(c.client), low: worst.has(c.client) }))
       .sort((a, b) => a.by - b.by || (a.id < b.id ? -1 : 1));
   };
   const item = chart({
@@ -122,24 +128,29 @@ function clientDifferences() {
     caption: () => {
       const found = pairs(), up = found.filter((p) => p.by > 0).length, down = found.filter((p) => p.by < 0).length;
       const mean = found.reduce((a, p) => a + p.by, 0) / found.length;
-      return `${RUNS[chosen].label} against ${base.label}: ${up} clients better, ${down} worse, ${found.length - up - down} equal; ${points(mean)} points on average over clients. Triangles: the bottom decile of ${base.label}.`;
+      return `${RUNS[chosen].label} against ${base.label}: ${up} clients better, ${down} worse, ${found.length - up - down} equal; ${points(mean)} points on average over clients. ${found.filter((p) => p.low).length > 1 ? `Triangles: the client at the worst tenth of ${base.label}, and those below it.` : `Triangle: the worst client of ${base.label}.`}`;
     },
     draw: (svg, width, height) => {
       const found = pairs(), [low, high] = extent([0, ...found.map((p) => p.by)], 0.02), pad = (high - low) * 0.08;
-      const box = { left: 54, right: width - 10, top: 8, bottom: height - 52 }, step = (box.right - box.left) / found.length;
+      const step = (width - 64) / found.length, wide = Math.max(...found.map((p) => widthOf(short(p.id), 10.5)));
+      // Names stand side by side, or on their heads, or are left to the tooltip.
+      const upright = wide + 4 <= step, turned = !upright && step >= 12, room = upright ? 16 : turned ? wide + 8 : 0;
+      const box = { left: 54, right: width - 10, top: 8, bottom: height - 38 - room };
       const { Y } = axes(svg, box, { low: 0, high: 1, ticks: [], show: String }, { low: low - pad, high: high + pad, show: (v) => points(v).replace(/\.0$/, "") });
       const bar = Math.max(1, Math.min(26, step * 0.72));
       found.forEach((p, i) => {
         const x = box.left + (i + 0.5) * step, top = Math.min(Y(0), Y(p.by));
         svg.append(s("rect", { x: x - bar / 2, y: top, width: bar, height: Math.max(1.5, Math.abs(Y(p.by) - Y(0))), rx: Math.min(2, bar / 3), fill: p.by < 0 ? ink("c1") : p.by > 0 ? ink("c0") : ink("faint"), "data-client": p.id }));
         if (p.low) { const t = Math.max(2.5, Math.min(5, step / 2)); svg.append(s("path", { d: `M${x - t},${box.bottom + 9 + t}L${x + t},${box.bottom + 9 + t}L${x},${box.bottom + 9 - t}Z`, fill: ink("mark") })); }
-        if (step >= 19) svg.append(text(x, box.bottom + 28, p.id.length > 4 ? p.id.slice(0, 3) + "…" : p.id, { "text-anchor": "middle", "font-size": 10.5 }));
+        const foot = box.bottom + 18;
+        if (upright) svg.append(text(x, foot + 10, short(p.id), { "text-anchor": "middle", "font-size": 10.5, "data-part": "client" }));
+        if (turned) svg.append(text(0, 0, short(p.id), { transform: `translate(${x + 4},${foot}) rotate(-90)`, "text-anchor": "end", "font-size": 10.5, "data-part": "client" }));
       });
       svg.append(s("line", { x1: box.left, x2: box.right, y1: Y(0), y2: Y(0), stroke: ink("soft") }));
-      svg.append(text(box.right, box.bottom + 46, "clients, by difference; points of accuracy", { "text-anchor": "end", "font-size": 11 }));
+      svg.append(text(box.right, height - 6, "clients, by difference; points of accuracy", { "text-anchor": "end", "font-size": 11 }));
       hover(svg, { ...box, bottom: height }, (event, px) => {
         const p = found[Math.max(0, Math.min(found.length - 1, Math.floor((px - box.left) / step)))];
-        showTip(event, "client " + p.id + (p.low ? " (bottom decile of " + base.label + ")" : ""), [
+        showTip(event, "client " + p.id + (p.low ? " (worst tenth of " + base.label + ")" : ""), [
           { colour: colour(chosen), name: RUNS[chosen].label, text: percent(p.own) }, { colour: colour(RUNS[chosen].baseline), name: base.label, text: percent(p.base) }, { name: "difference", text: points(p.by) + " points" },
         ]);
       });

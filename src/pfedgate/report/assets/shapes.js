@@ -46,14 +46,16 @@ function nearest(values, wanted) {
   values.forEach((value, at) => { if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = at; });
   return best;
 }
-function hover(svg, box, move, leave) {
+function hover(svg, box, move, leave = () => {}) {
   const area = s("rect", { x: box.left, y: box.top, width: Math.max(0, box.right - box.left), height: Math.max(0, box.bottom - box.top), fill: "transparent", "data-part": "hover" });
   area.addEventListener("pointermove", (event) => {
     const at = svg.getBoundingClientRect();
+    if (leaving !== leave) hideTip();
+    leaving = leave;
     move(event, event.clientX - at.left, event.clientY - at.top);
   });
   area.addEventListener("pointerdown", (event) => area.dispatchEvent(new PointerEvent("pointermove", event)));
-  area.addEventListener("pointerleave", () => { hideTip(); if (leave) leave(); });
+  area.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") hideTip(); });
   svg.append(area);
 }
 

@@ -1,0 +1,124 @@
+"""The page on screens of several widths, with long names, many clients, and fingers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.browser import Browser, centre, find
+
+from pfedgate import report
+from pfedgate.report import html, tables
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
+LONG = "a-very-long-name-of-a-run-and-all-its-settings-lr=0.05-seed="
+TIP = "document.getElementById('tip').classList.contains('on')"
+
+
+@pytest.fixture
+def content(runs: Path) -> dict[str, Any]:
+    return report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
+
+
+@pytest.fixture
+def wide(content: dict[str, Any]) -> dict[str, Any]:
+    """Runs with long names and a number in every column."""
+    rows = {}
+    for at, run in enumerate(content["runs"]):
+        run["label"] = f"{LONG}{at}"
+        large = {"bytes_up": 27.4e9, "bytes_down": 27.3e9 + at, "flops": 14.4e12, "seconds": 75540, "density": 0.5 + at}
+        usual = {column.key: 0.83 for column in tables.COLUMNS}
+        rows[run["label"]] = {**usual, **large, "rounds_to_90": 120}
+    content["table"] = tables.summarise(rows)
+    assert len(content["table"]["head"]) == len(tables.COLUMNS)
+    return content
+
+
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_the_summary_fits_a_screen(browser: Browser, wide: dict[str, Any], tmp_path: Path, width: int) -> None:
+    browser.open(html.write(wide, tmp_path / "r.html"), width=width)
+    have, need = browser.run(
+        "(() => { const s = document.querySelector('#summary .scroll'); return [s.clientWidth, s.scrollWidth]; })()"
+    )
+    assert need <= have
+
+
+def test_long_names_leave_room_for_numbers(browser: Browser, wide: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(wide, tmp_path / "r.html"), width=390)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    cell = "document.querySelector('#summary tbody tr:nth-child(2) td')"
+    box = browser.run(f"{cell}.getBoundingClientRect().toJSON()")
+    assert box["right"] < 390 / 2
+    assert browser.run(f"{cell}.title") == f"{LONG}1"
+    assert browser.run(f"{cell}.textContent").endswith("seed=1")  # the end tells runs apart
+    number = browser.run("document.querySelector('#summary tbody td:nth-child(2)').getBoundingClientRect().toJSON()")
+    assert number["left"] >= box["right"] - 1
+    assert number["right"] <= 390
+
+
+def many(content: dict[str, Any], count: int = 50) -> dict[str, Any]:
+    """Two runs with so many clients; twenty of the baseline's have the lowest accuracy."""
+    ours, base = content["runs"]
+    names = [f"f{4000 + at}_{at}" for at in range(count)]
+    base["clients"] = [{"client": name, "accuracy": 0.5 if at < 20 else 0.9} for at, name in enumerate(names)]
+    ours["clients"] = [{"client": name, "accuracy": 0.6 + at / 200} for at, name in enumerate(names)]
+    return content
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_names_of_many_clients_do_not_run_together(
+    browser: Browser, content: dict[str, Any], tmp_path: Path, width: int
+) -> None:
+    browser.open(html.write(many(content), tmp_path / "r.html"), width=width)
+    boxes = browser.run(
+        "[...document.querySelectorAll('[data-chart=clients-difference] [data-part=client]')]"
+        ".map((t) => t.getBoundingClientRect().toJSON())"
+    )
+    assert len(boxes) == (0 if width == 390 else 50)
+    assert all(one["right"] <= other["left"] + 0.5 for one, other in itertools.pairwise(boxes))
+    svg = browser.run("document.querySelector('[data-chart=clients-difference] svg').getBoundingClientRect().toJSON()")
+    assert all(box["bottom"] <= svg["bottom"] for box in boxes)
+    names = "[...document.querySelectorAll('[data-chart=clients-difference] rect[data-client]')].length"
+    assert browser.run(names) == 50
+
+
+def test_triangles_count_by_rank(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(many(content), tmp_path / "r.html"))
+    marks = browser.run("document.querySelectorAll('[data-chart=clients-difference] svg path').length")
+    assert marks == 50 // 10 + 1  # the client at the worst tenth and those below, not all that tie with it
+
+
+def test_a_tooltip_stays_when_the_finger_lifts(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(content, tmp_path / "r.html"), width=390)
+    chart = "[data-chart=accuracy-rounds]"
+    cross = f"document.querySelector('{chart} svg line[stroke-dasharray=\"3 3\"]').getAttribute('visibility')"
+
+    def tap() -> None:
+        browser.touch(*centre(browser, f"{chart} [data-part=hover]"))
+        browser.wait(TIP, 5)
+
+    tap()
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert browser.run(TIP), "it must stay after the finger is gone"
+    assert browser.run(cross) == "visible"
+    title = browser.run(f"document.querySelector('{chart} h3').getBoundingClientRect().toJSON()")
+    browser.touch(title["x"] + 5, title["y"] + 5)
+    browser.wait(f"!{TIP}", 5)
+    assert browser.run(cross) == "hidden"
+    tap()
+    browser.run("scrollBy({ top: 120, behavior: 'instant' })")
+    browser.wait(f"!{TIP}", 5)
+    assert browser.console == []
+
+
+def test_a_tap_on_another_chart_moves_the_tooltip(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(content, tmp_path / "r.html"), width=390, height=2400)
+    browser.touch(*centre(browser, "[data-chart=accuracy-rounds] [data-part=hover]"))
+    browser.wait(TIP, 5)
+    box = "document.querySelector('[data-chart=accuracy-bytes] [data-part=hover]').getBoundingClientRect().toJSON()"
+    place = browser.run(box)
+    browser.touch(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    shown = "document.querySelectorAll('svg line[stroke-dasharray=\"3 3\"][visibility=visible]').length"
+    browser.wait(f"{TIP} && {shown} === 1", 5)
