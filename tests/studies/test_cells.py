@@ -12,6 +12,7 @@ import pytest
 from pfedgate import runfolder
 from pfedgate.studies import paper, scales
 from pfedgate.studies.cells import Cell, code_version
+from pfedgate.studies.estimate import repeats
 from pfedgate.studies.outcome import Place
 from pfedgate.studies.schedule import Order, repeated, select
 
@@ -163,3 +164,22 @@ def test_tuned_settings_hold_but_rows_keep_what_they_are(tmp_path: Path) -> None
     assert recipes["HeteroFL, s = 0.3"].algorithm.options["level"] is None
     assert recipes["HeteroFL, s = 0.3"].clients.budget == 0.3
     assert recipes["FedMask, s = 0.5"].algorithm.options["density"] == 0.5
+
+
+def test_all_at_small_scale_is_what_two_cores_can_do() -> None:
+    everything = list(paper.STUDIES)
+
+    def left(asked: Sequence[str], scale: str = "small") -> set[str]:
+        return set(paper.names()) - {study.name for study in paper.meant(everything, asked, scales.get(scale))}
+
+    for asked in (["all"], paper.names()):
+        with pytest.warns(UserWarning, match="all at scale small is without table6 and table11"):
+            assert left(asked) == {"table6", "table11"}
+    with pytest.warns(UserWarning, match="is without table11, .* reproduce table11 --scale small"):
+        assert left(["all", "table6"]) == {"table11"}
+    assert not left(["all"], "tiny")
+    assert not left(["all"], "paper")
+    assert paper.meant([paper.get("table6")], ["table6"], scales.SMALL) == [paper.get("table6")]
+    with pytest.warns(UserWarning, match="without"):
+        places = repeats(order("small"), everything)
+    assert {place.study.name for place in places}.isdisjoint({"table6", "table11"})

@@ -155,6 +155,20 @@ def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
     assert not told(tmp_path / "tiny/results", "table9")["missing"]
 
 
+@pytest.mark.filterwarnings("default")
+def test_all_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    recipes = str(Path(__file__).parents[2] / "recipes")
+    given = ["--scale", "small", "--recipes", recipes, "--out", str(tmp_path), "--workers", "2", "--estimate"]
+    run = CliRunner()
+    everything = run.invoke(app, ["reproduce", "all", *given])
+    assert everything.exit_code == 0, everything.output
+    assert "all at scale small is without table6 and table11" in " ".join(everything.output.split())
+    named = run.invoke(app, ["reproduce", "table6", *given])
+    assert "without" not in named.output
+    assert "18 cells to run" in named.output
+
+
 def test_the_command_lists_asks_and_corrects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     run = CliRunner()

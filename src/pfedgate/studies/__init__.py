@@ -14,10 +14,10 @@ from typing import Any
 
 from pfedgate.studies import scales, schedule
 from pfedgate.studies.declare import Study
-from pfedgate.studies.paper import STUDIES, get, names
+from pfedgate.studies.paper import STUDIES, get, meant, names
 from pfedgate.studies.schedule import Cells, Order
 
-__all__ = ["STUDIES", "Cells", "Order", "Study", "get", "names", "reproduce"]
+__all__ = ["STUDIES", "Cells", "Order", "Study", "get", "meant", "names", "reproduce"]
 
 
 def reproduce(
@@ -37,7 +37,7 @@ def reproduce(
 ) -> list[Path]:
     """Run what is missing of some studies and write their pages; returns the files written.
 
-    studies   names, or "all"
+    studies   names, or "all": those that are meant for the scale
     out       cells are kept here and shared by all studies; results go to `results`, by default out/results
     worlds    data sets of the scale, instead of its usual ones
     part      only these cells: "1/4" (of four machines, the first), or a pattern such as "cifar10*fedavg"
@@ -45,9 +45,10 @@ def reproduce(
     any_code  take cells that other code has finished
     only_pages  run nothing: pages of what is there, which say how much is missing
     """
-    chosen = [get(name) for name in (names() if "all" in studies else dict.fromkeys(studies))]
+    size = scales.get(scale)
+    chosen = meant([get(name) for name in (names() if "all" in studies else dict.fromkeys(studies))], studies, size)
     order = Order(
-        scales.get(scale), Path(out) / scale, tuple(worlds), tuple(over),
+        size, Path(out) / scale, tuple(worlds), tuple(over),
         None if recipes is None else Path(recipes), any_code, part, workers,
     )  # fmt: skip
     from pfedgate.studies import page  # measuring loads torch's profiler: not in every worker

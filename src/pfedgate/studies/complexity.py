@@ -66,8 +66,8 @@ LINES = (
         "every place, and a layer costs f_l × the live share w_l of what it writes × the live share r_l of what it "
         "reads. So s of the parameters may leave most of F (the large last layers are cut) and s of all resources far "
         "less than s. FedEM's E-step, a further pass forward of every component over all samples, is left out by the "
-        "paper. Predicted for pFedGate: that sum over the blocks which the plan kept in each batch, and the gate; measured: "
-        "counted by torch in a client's round.",
+        "paper. Predicted for pFedGate: that sum over the blocks which the plan kept in each batch, and the gate; "
+        "measured: counted by torch in a client's round.",
         {
             **SAME, "fedem": lambda cost: 4 * _components(cost) / 3,
             "pfedgate": lambda cost: float(cost["flops"] / cost["dense"]),

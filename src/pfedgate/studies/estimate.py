@@ -15,7 +15,9 @@ from pfedgate.config import Recipe
 from pfedgate.engine import choose_device, one_thread
 from pfedgate.seeds import seeded
 from pfedgate.studies.cells import usable
+from pfedgate.studies.declare import Study
 from pfedgate.studies.outcome import Place
+from pfedgate.studies.paper import meant
 from pfedgate.studies.scales import World
 from pfedgate.studies.schedule import Order
 
@@ -63,10 +65,10 @@ def long(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
-def repeats(order: Order, studies: Sequence[Any]) -> list[Place]:
+def repeats(order: Order, studies: Sequence[Study]) -> list[Place]:
     """Places of all seeds: where it is not known yet which rows are repeated, the first ones stand for them."""
     found: list[Place] = []
-    for study in studies:
+    for study in meant(studies, [study.name for study in studies], order.scale):
         places = order.all_places(study)
         seeds = {place.seed for place in places}
         if study.more_seeds and len(seeds) < order.scale.seeds and order.scale.best is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+
 from pfedgate.names import unknown
 from pfedgate.studies.declare import ACC, DENSITY, FLOPS, LAST, SECONDS, UP, WORST, Column, Number, Q, Row, Study
 from pfedgate.studies.rows import (
@@ -24,6 +27,7 @@ from pfedgate.studies.rows import (
     gate,
     plain,
 )  # fmt: skip
+from pfedgate.studies.scales import Scale
 
 STUDIES = (
     Study(
@@ -246,3 +250,21 @@ def get(name: str) -> Study:
         if study.name == name:
             return study
     raise ValueError(unknown("study", name, [*names(), "all"]))
+
+
+def meant(studies: Sequence[Study], asked: Sequence[str], scale: Scale) -> list[Study]:
+    """Studies that are run of some, if this was asked for: "all" leaves out what is too long for a scale.
+
+    What is named beside "all" is run; naming every single study is the same as "all".
+    """
+    every = "all" in asked
+    if not every and not set(asked) >= set(names()):
+        return list(studies)
+    left = [name for name in scale.not_in_all if not (every and name in asked)]
+    if left:
+        warnings.warn(
+            f"all at scale {scale.name} is without {' and '.join(left)}, which take longer than the rest: "
+            f"pfedgate reproduce {' '.join(left)} --scale {scale.name} runs them",
+            stacklevel=2,
+        )
+    return [study for study in studies if study.name not in left]

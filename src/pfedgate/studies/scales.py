@@ -45,6 +45,7 @@ class Scale:
     best: int | None = None  # rows that are repeated, the best on validation (and FedAvg); None: all
     batches: tuple[int, ...] = (32, 128, 512)  # of table 2
     turns: int = 9  # of measurements of time
+    not_in_all: tuple[str, ...] = ()  # studies too long for this scale's machines: run only when they are named
 
 
 TINY = Scale(
@@ -90,6 +91,7 @@ SMALL = Scale(
     ("cifar10", "femnist"),
     seeds=3,
     best=5,
+    not_in_all=("table6", "table11"),  # five passes per step, eight epochs: longer than all the others
 )  # fmt: skip
 
 PAPER = Scale(
