@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from pfedgate import runfolder
-from pfedgate.studies import cells, paper, reproduce, scales, schedule
+from pfedgate.runfolder import Run
+from pfedgate.studies import cells, page, paper, reproduce, scales, schedule
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.estimate import estimate
+from pfedgate.studies.outcome import Outcomes
 from pfedgate.studies.schedule import Order
 
 SHORT = [{"train": {"rounds": 1}}]
@@ -177,3 +179,16 @@ def test_a_page_says_which_code_made_a_row(bare: Path) -> None:
     assert [row["code"] for row in content["rows"]] == [["00000000"], [code_version()]]
     lines = [line for line in text.splitlines() if line.startswith("| pFedGate")]
     assert [line.split(" | ")[-1] for line in lines] == ["00000000 |", f"{code_version()} |"]
+
+
+def test_a_matrix_says_it_in_a_table_of_its_own() -> None:
+    study = paper.get("table9")
+    outcomes = Outcomes(study)
+    for at, row in enumerate(study.rows[:2]):
+        run = Run(Path(f"digits-x-{at}-{at:08d}"))
+        outcomes.runs[row.name, "A", 0] = run
+        outcomes._read[run.path] = {"best_accuracy": 0.5, "rounds_to_90": 3}
+    text = "\n".join(page._matrix(outcomes))
+    assert f"| {study.rows[1].name} | 00000001 |" in text.partition("## Code")[2]
+    outcomes.runs.pop((study.rows[1].name, "A", 0))
+    assert "## Code" not in "\n".join(page._matrix(outcomes))

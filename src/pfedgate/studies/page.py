@@ -237,7 +237,7 @@ def _drop(outcomes: Outcomes, row: str, pair: tuple[str, str], number: Number) -
 
 def _about(content: Record) -> list[str]:
     """Where it comes from."""
-    machines = [f"{m['cpu']}, {m['cores']} cores" for m in content["machine"]]
+    machines = _same([f"{m['cpu']}, {m['cores']} cores" for m in content["machine"]])
     commits = [commit[:12] + ("+" if commit.endswith("+") else "") for commit in content["commits"] if commit]
     scored = f"- Scored {content['evaluation']}; rates and rounds chosen on validation data"
     return [
