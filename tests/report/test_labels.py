@@ -69,6 +69,8 @@ def test_no_more_settings_than_are_needed() -> None:
         {**common, "train.lr": 0.2, "train.batch": 64, "run.workers": 2},
     ]
     assert describe(runs) == ["a, lr 0.1", "a, lr 0.2"]
+    some = [{**common, "clients.budget": s, "algorithm.smallest": k} for s, k in ((0.3, 0.05), (1.0, 0.05), (1.0, 0.1))]
+    assert describe(some) == ["a, budget 0.3", "a, budget 1.0, smallest 0.05", "a, budget 1.0, smallest 0.1"]
     kinds = [{**common, "clients.budget": 0.3}, {**common, "clients.budget": 0.5, "algorithm.resources": "params"}]
     assert describe(kinds) == ["a, budget 0.3 of all", "a, budget 0.5 of params"]
     kinds[1]["clients.budget"] = 0.3

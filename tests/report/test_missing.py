@@ -105,3 +105,13 @@ def test_the_tree_says_what_gates_started_from(browser: Browser, runs: Path, tmp
         said = browser.run(CAPTION.format("tree"))
         assert ("largely by construction" in said) == labels
         assert ("Only the parameters are compared, not the classes." in said) != labels
+
+
+def test_a_run_that_is_still_going_wins_nothing(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    content = report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
+    content["runs"][0] |= {"finished": False, "rounds": 2}  # pfedgate sends less, and is not at its end
+    browser.open(html.write(content, tmp_path / "r.html"))
+    winners = browser.run("[...document.querySelectorAll('.tile .who')].map((who) => who.textContent)")
+    assert winners == ["fedavg"] * 4
+    said = browser.run("document.querySelector('#summary [data-missing=rounds]').textContent")
+    assert said == "Not finished, numbers so far: pfedgate (2 of 4 rounds)."

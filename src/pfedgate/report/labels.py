@@ -12,7 +12,7 @@ from pfedgate.runfolder import Run
 
 # A part of a folder's name that is a checksum, as studies give them: eight or more hexadecimal digits.
 HASH = re.compile(r"(?:^|[-_.])(?=[a-f]*\d)[0-9a-f]{8,}(?=$|[-_.])")
-# Settings that say most come first; what the machine does is no way to call a run.
+# Settings that say most come first, and are said of every run of a method.
 FIRST = ("clients.budget", "algorithm.resources", "algorithm.variant", "algorithm.upload", "algorithm.start")
 LAST = ("data.seed", "run.seed")
 WORDS = {"algorithm.upload": "upload cap", "run.seed": "seed", "data.seed": "data seed"}
@@ -73,30 +73,31 @@ def describe(runs: Sequence[Settings]) -> list[str]:
     labels = list(names)
     for name in dict.fromkeys(names):
         members = [at for at, other in enumerate(names) if other == name]
-        for key in _telling([runs[at] for at in members]):
+        keys = _keys([runs[at] for at in members])
+        for key in keys:
+            # What says much is said of every run of the method, the rest only of those that are still called the same.
+            alike: dict[str, list[int]] = {}
             for at in members:
-                labels[at] += _said(key, runs[at].get(key))
+                alike.setdefault("" if key in FIRST + LAST else labels[at], []).append(at)
+            for group in alike.values():
+                # "of params" says nothing without how much.
+                also = key == "clients.budget" and "algorithm.resources" in keys
+                if also or len({_shown(runs[at].get(key)) for at in group}) > 1:
+                    for at in group:
+                        labels[at] += _said(key, runs[at].get(key))
     return labels
 
 
-def _telling(runs: Sequence[Settings]) -> list[str]:
-    """Settings in which runs differ: all that say much, and of the others those that are needed."""
-    keys = dict.fromkeys(key for run in runs for key in run)
-    known = [key for key in keys if not key.startswith(("run.", "evaluate.", "deploy."))]
+def _keys(runs: Sequence[Settings]) -> list[str]:
+    """Settings in which runs differ, those first that say most; how a machine computes is not among them."""
+    known = dict.fromkeys(key for run in runs for key in run if not key.startswith(("run.", "evaluate.", "deploy.")))
     middle = [key for key in known if key not in FIRST + LAST]
-    chosen: list[str] = []
-    for key in (*FIRST, *middle, *LAST):
-        apart = len({_shown(run, [*chosen, key]) for run in runs})
-        more = apart > len({_shown(run, chosen) for run in runs})
-        if more or (key in FIRST + LAST and len({_shown(run, [key]) for run in runs}) > 1):
-            chosen.append(key)
-    if "algorithm.resources" in chosen and "clients.budget" in keys and "clients.budget" not in chosen:
-        chosen.insert(0, "clients.budget")  # "of params" says nothing without how much
-    return chosen
+    differing = [key for key in (*FIRST, *middle, *LAST) if len({_shown(run.get(key)) for run in runs}) > 1]
+    return ["clients.budget", *differing] if differing[:1] == ["algorithm.resources"] else differing
 
 
-def _shown(run: Settings, keys: Sequence[str]) -> str:
-    return json.dumps([run.get(key) for key in keys], default=str)
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 def _said(key: str, value: Any) -> str:

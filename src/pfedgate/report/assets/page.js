@@ -23,7 +23,7 @@ function page() {
   theme.textContent = dark.matches ? "Light" : "Dark";
 
   section("summary", "Summary", null, tiles(),
-    h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), copies(DATA.table)),
+    h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), unfinished(), copies(DATA.table)),
     DATA.seeds.rows ? h("div", { class: "card", style: "margin-top:16px" }, h("h3", {}, "Over seeds: mean ± standard deviation"), tableOf(DATA.seeds), copies(DATA.seeds)) : null);
   section("learning", "Learning", "Accuracy of each client's own model on its test data, after the broadcast, weighted by test samples.", grid(
     curve("accuracy-rounds", "Over rounds", "round", { title: "round", show: String, step: wholeTicks, tip: (v) => "round " + v }, "", big),

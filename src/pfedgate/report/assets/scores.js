@@ -40,15 +40,22 @@ function tableOf(table, keys, words) {
   const kind = words ? { class: "words" } : table.head.length > 10 ? { class: "dense" } : {};
   const head = h("tr", {}, h("th", { scope: "col" }, table.first), ...table.head.map((c) => h("th", { scope: "col", title: c.why || c.title }, c.title.replace(/ %/g, "\u00a0%"))));
   const rows = table.rows.map((row, at) => h("tr", {},
-    h("td", { title: row.name }, h("div", { class: "name" }, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, h("span", {}, middle(row.name, 32)))),
+    h("td", { title: row.name }, h("div", { class: "name" }, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, h("span", {}, middle(row.name, 40)))),
     ...row.cells.map((cell) => h("td", cell.best ? { class: "best", title: "best" } : {}, cell.best ? h("span", {}, cell.text) : cell.text))));
   return h("div", { class: "scroll" }, h("table", kind, h("thead", {}, head), h("tbody", {}, ...rows)));
+}
+
+function unfinished() {
+  const going = RUNS.filter((run) => !run.finished).map((run) => `${run.label} (${run.rounds} of ${run.planned} rounds)`);
+  return going.length ? h("p", { class: "note", "data-missing": "rounds" }, `Not finished, numbers so far: ${going.join("; ")}.`) : null;
 }
 
 // What the numbers say, in four tiles.
 function tiles() {
   const pick = (key, better) => {
-    const known = RUNS.map((run, at) => [run.summary[key], at]).filter(([v]) => v !== null && v !== undefined);
+    // A run that has not ended has spent less than the others: it wins nothing against one that has.
+    const ended = RUNS.some((run) => run.finished);
+    const known = RUNS.map((run, at) => [run.summary[key], at]).filter(([v, at]) => v !== null && v !== undefined && (RUNS[at].finished || !ended));
     return known.length ? known.reduce((a, b) => (better(b[0], a[0]) ? b : a)) : null;
   };
   const more = (a, b) => a > b, less = (a, b) => a < b;
