@@ -69,6 +69,7 @@ def reproduce(
         out().print(_list())
         return
     chosen = [studies.get(name) for name in (studies.names() if "all" in names else dict.fromkeys(names))]
+    chosen = studies.meant(chosen, names, scales.get(scale))
     layers = [*over(set, data_dir), *([{"train": {"rounds": rounds}}] if rounds else [])]
     layers = [layer for layer in layers if layer]
     order = Order(scales.get(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_code, cells)
@@ -106,13 +107,17 @@ def reproduce(
 
 def _list() -> Table:
     from pfedgate import studies
+    from pfedgate.studies import scales
 
-    view = Table(title="studies", caption=f"pfedgate reproduce STUDY... --scale {SCALES}; all: every one of them")
-    for title in ("name", "what it shows", "methods", "data"):
+    caption = f"pfedgate reproduce STUDY... --scale {SCALES}; all: every one of them, but for those with a note"
+    view = Table(title="studies", caption=caption)
+    for title in ("name", "what it shows", "methods", "data", "note"):
         view.add_column(title)
     for study in studies.STUDIES:
         known = ", ".join(dict.fromkeys(column.title for column in study.columns))
-        view.add_row(study.name, study.title, str(len(study.rows) or "-"), known or "measured")
+        long = [scale.name for scale in scales.SCALES.values() if study.name in scale.not_in_all]
+        note = f"too long for all at scale {', '.join(long)}" if long else ""
+        view.add_row(study.name, study.title, str(len(study.rows) or "-"), known or "measured", note)
     return view
 
 
