@@ -149,7 +149,8 @@ def main() -> None:
     wanted = [(n, t, b) for t in args.threads or ([1] if args.quick else [1, 2]) for n in networks for b in batches]
     for name, threads, batch in wanted:
         torch.set_num_threads(threads)
-        made = case(name, batch, args.repeats if batch < 512 else max(3, args.repeats // 3))
+        # Short steps vary most, and are repeated most.
+        made = case(name, batch, max(args.repeats // 3, args.repeats * 128 // batch))
         rows = [r for r in rows if (r["network"], r["threads"], r["batch"]) != (name, threads, batch)] + made
         args.out.write_text(
             json.dumps({"machine": {**measure.machine(), "load": os.getloadavg()[0]}, "rows": rows}, indent=1) + "\n"

@@ -22,6 +22,7 @@ from .plan import BlockPlan
 from .timing import latency_terms
 
 _LARGE = 16384  # entries of a copy that is worth freeing early
+_OF_A_PASS = frozenset({"last", "trained", "leaves", "earlier", "_bound"})
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class GatedModel(nn.Module):
         plan.gate_size, plan.gate_flops = gate.size, gate.flops
         self._forget()
         self.rebudget(budget)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_A_PASS:  # no parameter or module: torch's search for its kind takes longer than the selection
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     # -- public
     def rebudget(self, budget: float | Mapping[str, float | None] | Budget) -> GatedModel:

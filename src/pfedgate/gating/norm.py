@@ -170,9 +170,10 @@ class BlockNorm(nn.Module):
 
 def _remember(norm: SwitchableNorm | BlockNorm, mean: Tensor, var: Tensor) -> None:
     """Fold the statistics of a batch into the running ones."""
-    norm.batches_seen += 1
+    # add_ instead of +=: assigning to a module makes it look for the name among parameters, which takes longer.
+    norm.batches_seen.add_(1)
     # A client sees a handful of batches per round. A plain moving average would still be mostly its arbitrary
     # start when the model is first evaluated, so the first batches are averaged evenly.
     step = norm.batches_seen.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)
-    norm.running_mean += step * (mean - norm.running_mean)
-    norm.running_var += step * (var - norm.running_var)
+    norm.running_mean.add_(step * (mean - norm.running_mean))
+    norm.running_var.add_(step * (var - norm.running_var))
