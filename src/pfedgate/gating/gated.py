@@ -57,7 +57,7 @@ def gate(
     `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; of .1 more layers
     can be cut into steps of four units, which run faster, but a tenth of all resources is out of reach then).
     `keep_output` never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides
-    weights by the root of the live share of their inputs ("sqrt"), by the share itself ("share"), or by nothing.
+    weights by the root of the live share of their inputs ("sqrt"), by the share itself ("share") or not ("none").
     `straight_through="kept"` gives only kept blocks a gradient of G, in either execution. `gate` holds the gate's own
     switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally,
     and `variant="authors"` what their code does instead, for a budget of parameters; `deviations` adds single ones of
