@@ -211,7 +211,7 @@ class GatedModel(nn.Module):
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
         state = dict(self.__dict__)
-        for name in ("last", "trained", "leaves", "earlier", "_bound", "selector"):
+        for name in (*_OF_A_PASS, "selector"):
             state.pop(name, None)
         twin.__dict__.update(copy.deepcopy(state, memo))
         twin._forget()
