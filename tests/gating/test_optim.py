@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_what_was_not_live_does_not_move(name: str, split: str, kind: str) -> No
     for turn in range(3):
         random_gate(gated, turn)
         before = values(gated)
-        slots = {key: slot.clone() for key, slot in optimizer.state.items() if not key.startswith("step/")}
+        slots = {key: slot for key, slot in optimizer.memory().items() if not key.endswith("/step")}
         step(gated, optimizer, x)
         assert gated.last is not None
         for key, p in gated.model.named_parameters():
@@ -59,8 +60,8 @@ def test_what_was_not_live_does_not_move(name: str, split: str, kind: str) -> No
             assert torch.equal(p[~alive], before[key][~alive]), key
             moved[key] = moved.get(key, torch.zeros_like(alive)) | (p != before[key])
             for slot, old in slots.items():
-                if slot.partition("/")[2] == key:
-                    assert torch.equal(optimizer.state[slot][~alive], old[~alive]), slot
+                if slot.rpartition("/")[0] == f"model/{key}":
+                    assert torch.equal(optimizer.memory()[slot][~alive], old[~alive]), slot
     still = [key for key, places in moved.items() if not places.any()]
     # Attention does not depend on the bias of its keys, nor a batch norm on the bias before it, but for rounding.
     assert still in ([], ["k.bias"], ["a.bias"])
@@ -223,3 +224,56 @@ def test_memory_and_recall_go_on_where_the_other_stopped(kind: str) -> None:
     run(range(2, 4), run(range(2), {}))
     for key, value in gated.state_dict().items():
         assert torch.equal(value, whole[key]), key
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_state_dict_goes_on_where_the_other_stopped(kind: str, tmp_path: Path) -> None:
+    """As with any optimiser of torch, through a file and with the rates that a schedule had reached."""
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5, gate={"max_share": 9.0, "pool": 1})
+    start = {key: value.clone() for key, value in gated.state_dict().items()}
+
+    def made() -> tuple[Any, Any]:
+        optimizer = gated.optimizer(kind.split()[0], lr=0.01, gate_lr=0.02, **OPTIONS[kind])
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    def run(optimizer: Any, schedule: Any, turns: range) -> None:
+        for turn in turns:
+            random_gate(gated, turn)
+            step(gated, optimizer, x)
+            schedule.step()
+
+    optimizer, schedule = made()
+    run(optimizer, schedule, range(4))
+    whole, rates = values(gated), [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([0.01 / 16, 0.02 / 16])
+    gated.load_state_dict(start)
+    optimizer, schedule = made()
+    run(optimizer, schedule, range(2))
+    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, tmp_path / "state.pt")
+    kept = torch.load(tmp_path / "state.pt", weights_only=True)
+    optimizer, schedule = made()
+    optimizer.load_state_dict(kept["optimizer"])
+    schedule.load_state_dict(kept["schedule"])
+    run(optimizer, schedule, range(2, 4))
+    assert [group["lr"] for group in optimizer.param_groups] == rates
+    for key, value in values(gated).items():
+        assert torch.equal(value, whole[key]), key
+
+
+def test_a_closure_is_called_with_gradients() -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5)
+    optimizer = gated.optimizer("sgd", lr=0.1)
+    before = values(gated)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = loss(gated(x))
+        value.backward()
+        return float(value.detach())
+
+    with torch.no_grad():
+        first = float(loss(gated(x)))
+    assert optimizer.step(closure) == pytest.approx(first, rel=1e-5)
+    assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())

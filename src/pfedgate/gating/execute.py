@@ -28,8 +28,11 @@ def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
     lacking = live.axes(name)
     if lacking and not parameter.requires_grad:
         # Copying rectangles is several times faster than indexing, and needs no tensor in between.
+        rectangles = live.rectangles(name)
+        if len(rectangles) == 1:
+            return parameter[rectangles[0][0]].clone(memory_format=torch.contiguous_format)
         values = parameter.new_empty(live.shape(name))
-        for source, target in live.rectangles(name):
+        for source, target in rectangles:
             values[target] = parameter[source]
         return values
     for axis, parts in lacking:

@@ -8,8 +8,8 @@ the live part costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,11 +28,27 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 View = tuple[Tensor, list[Tensor]]  # a part of a parameter, and the same part of its buffers
 
 
-class LiveOptimizer:
+class LiveOptimizer(torch.optim.Optimizer):
     """SGD, Adam or AdamW on the live entries of theta, and the same kind with rate `gate_lr` on the gate.
 
     One step belongs to one forward pass. `clip` bounds the L2 norm of the gradients of theta and of the gate,
     separately. Weight decay applies to live entries of theta only.
+
+    To torch it is an optimiser like any other, with theta as its first group of parameters and the gate as its second:
+    schedules of rates, `state_dict` and `load_state_dict` work.
+
+    >>> import pfedgate
+    >>> gated = pfedgate.gate(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)),
+    ...                       torch.zeros(2, 64), 0.5)
+    >>> optimizer = gated.optimizer("sgd", lr=0.1, gate_lr=0.01)
+    >>> schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    >>> for _ in range(2):
+    ...     optimizer.zero_grad()
+    ...     gated(torch.randn(8, 64)).square().sum().backward()
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.025, 0.0025]
     """
 
     def __init__(
@@ -52,87 +68,83 @@ class LiveOptimizer:
             raise ValueError(unknown("optimiser", name, OPTIMIZERS))
         if gated.gate.config.scope == "sample":
             raise ValueError("with scope 'sample' every sample has its own blocks; train with scope 'batch'")
-        self.gated, self.name, self.lr, self.clip = gated, name, lr, clip
-        self.momentum, self.weight_decay, self.betas, self.eps = momentum, weight_decay, betas, eps
-        self.state: dict[str, Tensor] = {}  # flat and named, like every state here
+        self.gated, self.name, self.clip = gated, name, clip
         self.touched: set[bytes] = set()  # selections that were stepped on
         self._parameters = dict(gated.model.named_parameters())
-        self._seen: tuple[bytes, dict[str, list[View]]] | None = None  # of the last selection
-        kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-            "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=momentum),
-            "adam": lambda p, lr: torch.optim.Adam(p, lr=lr, betas=betas, eps=eps),
-            "adamw": lambda p, lr: torch.optim.AdamW(p, lr=lr, betas=betas, eps=eps, weight_decay=0.0),
-        }
-        self.gate_optimizer = kinds[name](list(gated.parameters_private()), lr if gate_lr is None else gate_lr)
+        self._seen: tuple[Live, dict[str, list[View]]] | None = None  # of the last selection
+        groups = [
+            {"params": list(self._parameters.values()), "lr": lr, "weight_decay": weight_decay},
+            {"params": list(gated.parameters_private()), "lr": lr if gate_lr is None else gate_lr, "weight_decay": 0.0},
+        ]
+        super().__init__(groups, {"momentum": momentum, "betas": betas, "eps": eps})
         gated.leaves, gated.earlier, gated.trained = {}, {}, None
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; before or after the forward pass, as with any optimiser."""
         for leaf in (self.gated.leaves or {}).values():
             leaf.grad = None
         self.gated.earlier = {}
-        self.gate_optimizer.zero_grad()
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        if not set_to_none:
+            super().zero_grad(set_to_none)
+        else:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move what was live in the last pass with gradients, and the gate."""
+        value = None
+        if closure is not None:
+            with torch.enable_grad():
+                value = closure()
         live = self.gated.trained
         if any(leaf.grad is not None for leaf in self.gated.earlier.values()):
             raise RuntimeError(
                 "two passes were differentiated before one step, but their blocks differ: step after each"
             )
         found = {} if live is None else self._leaves(live)
-        leaves = {name: found[name] for name in self._parameters if name in found and found[name].grad is not None}
-        if live is None or not leaves:
-            raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
-        for name, leaf in leaves.items():
-            self._undo_compensation(name, leaf, live)
-        if self.clip is not None:
-            _clip([leaf.grad for leaf in leaves.values() if leaf.grad is not None], self.clip)
-        self._move(leaves, live)
+        gradients = {name: found[name].grad for name in self._parameters if name in found}
+        self._move({name: g for name, g in gradients.items() if g is not None}, live)
         self.step_gate()
-        self.touched.add(live.kept.tobytes())
         self.gated.leaves, self.gated.trained = {}, None
-
-    def _undo_compensation(self, name: str, leaf: Tensor, live: Live) -> None:
-        """W' = W / c would move 1 / c^2 times too far in a step of SGD, and few live inputs would mean chaos.
-
-        With c = sqrt(rho) a further root of the live share rho: tried on FEMNIST, better than none and than a square.
-        """
-        share = live.share_read(name)
-        divisor = compensation(self.gated.compensate, share)
-        if divisor != 1.0 and leaf.grad is not None:
-            leaf.grad.mul_(divisor**2 * (share**0.5 if self.gated.compensate == "sqrt" else 1.0))
+        return value
 
     @torch.no_grad()
     def step_gate(self) -> None:
         """A step of the gate alone; theta stays as it is."""
-        if self.clip is not None:
-            _clip([p.grad for p in self.gated.parameters_private() if p.grad is not None], self.clip)
-        self.gate_optimizer.step()
+        group = self.param_groups[1]
+        moving = [p for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in moving]
+        self._clip(gradients)
+        self._update(group, moving, gradients, [self._slots(p) for p in moving], [self._count(p) for p in moving])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on as an optimiser like this one was, rates included."""
+        super().load_state_dict(dict(state_dict))
+        self._seen = None
 
     def memory(self) -> dict[str, Tensor]:
-        """All buffers, of theta and of the gate, to go on with later (`recall`)."""
-        own = {f"gate/{i}/{kind}": value for i, slots in self._gate_slots() for kind, value in slots.items()}
-        return {name: value.clone() for name, value in {**self.state, **own}.items()}
+        """All buffers, of theta and of the gate, as a flat named state to go on with later (`recall`)."""
+        found = {}
+        for place, parameter in self._places():
+            for kind, value in self.state.get(parameter, {}).items():
+                found[f"{place}/{kind}"] = value.clone()
+        return found
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Start with buffers that an optimiser like this one left behind."""
         self._seen = None
+        places = dict(self._places())
         for name, value in memory.items():
-            if name.startswith("gate/"):
-                _, index, kind = name.split("/")
-                parameter = self.gate_optimizer.param_groups[0]["params"][int(index)]
-                self.gate_optimizer.state[parameter][kind] = value.clone()
-            else:
-                self.state[name] = value.clone()
+            place, _, kind = name.rpartition("/")
+            self.state[places[place]][kind] = value.clone()
 
-    def _gate_slots(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        for index, parameter in enumerate(self.gate_optimizer.param_groups[0]["params"]):
-            found = self.gate_optimizer.state.get(parameter, {})
-            yield index, {kind: value for kind, value in found.items() if isinstance(value, Tensor)}
+    def _places(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._parameters.items():
+            yield f"model/{name}", parameter
+        for index, parameter in enumerate(self.param_groups[1]["params"]):
+            yield f"gate/{index}", parameter
 
     def _leaves(self, live: Live) -> dict[str, Tensor]:
         """Live entries with their gradients; after masked execution cut out of the full gradients."""
@@ -147,69 +159,105 @@ class LiveOptimizer:
                 cuts[name] = leaf
         return cuts
 
-    def _move(self, leaves: Mapping[str, Tensor], live: Live) -> None:
-        """Torch's own step, once for all views of what is live: no copies of parameters or of their momentum."""
-        views, gradients, aside = self._views(leaves, live), [], []
-        for name, leaf in leaves.items():
-            assert leaf.grad is not None
-            aside += self._unowned(name, live)
-            gradients += [leaf.grad[here] for _, here in live.rectangles(name)]
-        found = [view for name in leaves for view in views[name]]
-        values, slots = [value for value, _ in found], [held for _, held in found]
-        if self.name == "sgd":
-            sgd(
-                values, gradients, [held[0] if held else None for held in slots], weight_decay=self.weight_decay,
-                momentum=self.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False, foreach=False,
-            )  # fmt: skip
-        else:
-            steps = {name: self.state.setdefault(f"step/{name}", torch.zeros(())) for name in leaves}
-            adam(
-                values, gradients, [held[0] for held in slots], [held[1] for held in slots], [],
-                [steps[name].clone() for name in leaves for _ in views[name]], amsgrad=False, beta1=self.betas[0],
-                beta2=self.betas[1], lr=self.lr, weight_decay=self.weight_decay, eps=self.eps, maximize=False,
-                foreach=False, decoupled_weight_decay=self.name == "adamw",
-            )  # fmt: skip
-            for count in steps.values():
-                count += 1
+    def _move(self, gradients: Mapping[str, Tensor], live: Live | None) -> None:
+        """A step of views of what is live: no copies of parameters or of their momentum."""
+        if live is None or not gradients:
+            raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
+        self.touched.add(live.kept.tobytes())
+        for name, gradient in gradients.items():
+            if (factor := self._restoring(name, live)) != 1.0:
+                gradient.mul_(factor)
+        self._clip(list(gradients.values()))
+        aside = [held for name in gradients for held in self._unowned(name, live)]
+        values, parts, slots, counts = [], [], [], []
+        for name, gradient in gradients.items():
+            rectangles, count = live.rectangles(name), self._count(self._parameters[name])
+            for (_, here), (value, held) in zip(rectangles, self._views(name, live), strict=True):
+                values.append(value)
+                parts.append(gradient if len(rectangles) == 1 else gradient[here])
+                slots.append(held)
+                counts.append(count)
+        self._update(self.param_groups[0], values, parts, slots, counts)
         for tensor, mask, kept in aside:
             tensor[mask] = kept
 
-    def _views(self, names: Iterable[str], live: Live) -> Mapping[str, list[View]]:
-        """The live parts of parameters and of their buffers. Mostly a step keeps what the last one kept."""
-        key = live.kept.tobytes()
-        if self._seen is None or self._seen[0] != key:
-            self._seen = (key, {})
-        found = self._seen[1]
-        for name in names:
-            if name not in found:
-                parameter = self._parameters[name].detach()
-                slots = self._slots(name, parameter)
-                parts = [there for there, _ in live.rectangles(name)]
-                found[name] = [(parameter[there], [slot[there] for slot in slots]) for there in parts]
-        return found
+    def _restoring(self, name: str, live: Live) -> float:
+        """W' = W / c would move 1 / c^2 times too far in a step of SGD, and few live inputs would mean chaos.
 
-    def _slots(self, name: str, parameter: Tensor) -> list[Tensor]:
-        kinds = ["mean", "square"]
+        With c = sqrt(rho) a further root of the live share rho: tried on FEMNIST, better than none and than a square.
+        """
+        share = live.share_read(name)
+        divisor = compensation(self.gated.compensate, share)
+        return divisor**2 * (share**0.5 if self.gated.compensate == "sqrt" else 1.0)
+
+    def _update(
+        self, group: dict[str, Any], values: list[Tensor], gradients: list[Tensor], slots: list[list[Tensor]],
+        counts: list[Tensor | None],
+    ) -> None:  # fmt: skip
+        """Torch's own step. `counts` may name one of Adam's counts several times, once for each view."""
         if self.name == "sgd":
-            kinds = ["momentum"] if self.momentum else []
+            sgd(
+                values, gradients, [held[0] if held else None for held in slots], weight_decay=group["weight_decay"],
+                momentum=group["momentum"], lr=group["lr"], dampening=0.0, nesterov=False, maximize=False,
+                foreach=True,
+            )  # fmt: skip
+            return
+        known = [count for count in counts if count is not None]
+        adam(
+            values, gradients, [held[0] for held in slots], [held[1] for held in slots], [],
+            [count.clone() for count in known], amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
+            lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False, foreach=False,
+            decoupled_weight_decay=self.name == "adamw",
+        )  # fmt: skip
+        for count in {id(count): count for count in known}.values():
+            count += 1
+
+    def _views(self, name: str, live: Live) -> list[View]:
+        """The live parts of a parameter and of its buffers. Mostly a step keeps what the last one kept."""
+        if self._seen is None or self._seen[0] is not live:
+            self._seen = (live, {})
+        found = self._seen[1]
+        if name not in found:
+            parameter = self._parameters[name]
+            slots, values = self._slots(parameter), parameter.detach()
+            parts = [there for there, _ in live.rectangles(name)]
+            found[name] = [(values[there], [slot[there] for slot in slots]) for there in parts]
+        return found[name]
+
+    def _slots(self, parameter: Tensor) -> list[Tensor]:
+        """A parameter's buffers, by torch's names."""
+        if self.name != "sgd":
+            kinds: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+        else:
+            kinds = ("momentum_buffer",) if self.param_groups[0]["momentum"] else ()
+        held = self.state[parameter] if kinds else {}
         for kind in kinds:
-            if f"{kind}/{name}" not in self.state:  # setdefault would fill a whole model with zeros every time
-                self.state[f"{kind}/{name}"] = torch.zeros_like(parameter)
-        return [self.state[f"{kind}/{name}"] for kind in kinds]
+            if kind not in held:  # setdefault would fill a whole model with zeros every time
+                held[kind] = torch.zeros_like(parameter)
+        return [held[kind] for kind in kinds]
+
+    def _count(self, parameter: Tensor) -> Tensor | None:
+        """How many steps Adam has made on a parameter."""
+        if self.name == "sgd":
+            return None
+        held = self.state[parameter]
+        if "step" not in held:
+            held["step"] = torch.zeros(())
+        count: Tensor = held["step"]
+        return count
 
     def _unowned(self, name: str, live: Live) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
         if live.plan.axes or bool(live.kept.all()):
             return []
-        parameter = self._parameters[name].detach()
+        parameter = self._parameters[name]
         mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
-        return [(tensor, mask, tensor[mask]) for tensor in (parameter, *self._slots(name, parameter))]
+        return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *self._slots(parameter))]
 
-
-def _clip(gradients: list[Tensor], norm: float) -> None:
-    """Scale gradients down to a norm, taken over one vector: the same bits however the vector is cut into tensors."""
-    if gradients:
-        length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        factor = (norm / (length + 1e-6)).clamp_(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factor)
+    def _clip(self, gradients: list[Tensor]) -> None:
+        """Scale gradients to the norm, taken over one vector: the same bits however the vector is cut into tensors."""
+        if self.clip is not None and gradients:
+            length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            factor = (self.clip / (length + 1e-6)).clamp_(max=1.0)
+            for gradient in gradients:
+                gradient.mul_(factor)
