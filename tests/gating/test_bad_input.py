@@ -219,6 +219,37 @@ def test_splitters(pieces: list[Any], message: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "the splitter returned NoneType; return a list of pfedgate.Block"),
+        (["0.weight", "0.bias"], "the splitter's block 0 is a str; return a list"),
+        ([Block("all", ("0.weight",))], "the pieces of block 'all' are no sequence of Piece"),  # type: ignore[arg-type]
+        ([Block("all", Piece("0.weight", 0, 4))], "the pieces of block 'all' are no sequence of Piece"),  # type: ignore[arg-type]
+    ],
+)
+def test_splitters_that_return_something_else(made: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        pfedgate.gate(nn.Sequential(nn.Linear(3, 4)), torch.zeros(2, 3), split=lambda model: made)
+
+
+def test_sequences_of_another_length() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = nn.GRU(6, 64, batch_first=True), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.out(self.rnn(x)[0].mean(1))
+            return result
+
+    gated = pfedgate.gate(Steps(), torch.zeros(2, 9, 6), 0.5, gate={"max_share": 9.0})
+    with pytest.raises(ValueError, match=r"with 9 channels, got shape \(2, 12, 6\) .*'channels_last': True"):
+        gated(torch.zeros(2, 12, 6))
+    gated = pfedgate.gate(Steps(), torch.zeros(2, 9, 6), 0.5, gate={"channels_last": True, "max_share": 9.0})
+    assert gated(torch.zeros(2, 12, 6)).shape == (2, 4)
+
+
 def test_splitters_that_find_nothing() -> None:
     model, x = build("text_cnn")
     with pytest.raises(ValueError, match=r"split='head' is not possible: no units were found.*Use split='unit'"):

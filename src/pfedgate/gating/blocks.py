@@ -141,7 +141,7 @@ def split_model(
     if not shapes:
         raise ValueError("the model has no parameters, so there is nothing to gate")
     if callable(how):
-        found = tuple(how(model))
+        found = _checked(how(model))
         return Split(found, _owners(found, shapes), None, {}, {})
     if how not in SPLITTERS:
         raise ValueError(unknown("splitter", how, SPLITTERS))
@@ -157,6 +157,20 @@ def split_model(
         found = tuple(_by_module(model, blocks, smallest, keep_output))
         return Split(found, _owners(found, shapes), network, {}, {})
     return _by_space(network, shapes, how, blocks, smallest, output_blocks)
+
+
+def _checked(made: object) -> tuple[Block, ...]:
+    """What a user's splitter returned, if it is blocks of pieces."""
+    wanted = "return a list of pfedgate.Block(name, pieces), each piece a pfedgate.Piece(parameter, start, stop)"
+    if not isinstance(made, Iterable):
+        raise TypeError(f"the splitter returned {type(made).__name__}; {wanted}")
+    found = tuple(made)
+    for number, block in enumerate(found):
+        if not isinstance(block, Block):
+            raise TypeError(f"the splitter's block {number} is a {type(block).__name__}; {wanted}")
+        if not isinstance(block.pieces, Sequence) or not all(isinstance(piece, Piece) for piece in block.pieces):
+            raise TypeError(f"the pieces of block {block.name!r} are no sequence of Piece; {wanted}")
+    return found
 
 
 def _nothing_to_skip(network: Network) -> str:

@@ -114,6 +114,8 @@ class Reader:
             problem = f"{x.dtype} of shape {tuple(x.shape)}"
         elif not self.tokens and x.shape[-1 if self.channels_last else 1] != self.width:
             wanted, problem = f"{wanted} with {self.width} channels", f"shape {tuple(x.shape)}"
+            if self.rank > 2 and not self.channels_last:
+                problem += " (where channels come last, as in [N, T, C], say gate={'channels_last': True})"
         elif x.numel() == 0:
             problem = f"an empty batch of shape {tuple(x.shape)}"
         else:
