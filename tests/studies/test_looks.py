@@ -144,6 +144,7 @@ def test_a_state_that_only_other_code_can_read_is_no_error(finished: Path, tmp_p
     assert cell.folder(order.root, any_code=True, looks=["tree"]) == other
     reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT, any_code=True)
     assert cells.there(own, ["tree"])
+    assert "cannot read its state" in (own / "warnings.json").read_text()
     assert not told(tmp_path / "out")["missing"]
 
 

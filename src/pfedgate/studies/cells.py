@@ -16,6 +16,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 import pfedgate
 from pfedgate import algorithms, catalogue, experiment, gates, jobs, metrics, runfolder, toml
 from pfedgate.catalogue import SECTIONS, options_of
@@ -44,6 +46,8 @@ SHOWING = (
     "theory",
 )
 STATE = ("checkpoint.safetensors", "private")  # of a run's folder: what looking takes
+# How the state of other code shows: tensors that are missing, of another shape or with another name, a file cut short.
+UNREADABLE = (KeyError, RuntimeError, ValueError, OSError, SafetensorError)
 
 
 @lru_cache(maxsize=1)
@@ -137,12 +141,6 @@ def usable(folder: Path, looks: Sequence[str] = ()) -> bool:
 def work(job: jobs.Job, tell: jobs.Tell) -> float:
     """Run a cell, or go on with it, and find out what studies want to know about it; returns its seconds."""
     folder, own = Path(job["folder"]), Path(job["own"])
-    if folder != own and not able(folder, job["looks"]):
-        folder = own
-    clear(folder, job["looks"])
-    if not (folder / runfolder.CONFIG).exists():
-        runfolder.create(folder, resolve(job["recipe"]))
-    run = runfolder.load(folder)
 
     def hear(event: Record) -> None:
         if event["event"] in ("start", "round"):
@@ -150,6 +148,12 @@ def work(job: jobs.Job, tell: jobs.Tell) -> float:
 
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
+        if folder != own and not able(folder, job["looks"]):
+            folder = own
+        clear(folder, job["looks"])
+        if not (folder / runfolder.CONFIG).exists():
+            runfolder.create(folder, resolve(job["recipe"]))
+        run = runfolder.load(folder)
         if not run.finished:
             experiment.resume(folder, callbacks=[hear])
         for name in dict.fromkeys([*job["looks"], *(ALWAYS if gated(run) and usable(folder, ALWAYS) else ())]):
@@ -166,7 +170,8 @@ def able(folder: Path, looks: Sequence[str]) -> bool:
     try:
         for name in looks:
             look(runfolder.load(folder), name)
-    except Exception:  # whatever it is: then it is run anew, which always helps
+    except UNREADABLE as error:
+        warnings.warn(f"{folder.name}: this code cannot read its state ({error}), so it is run anew", stacklevel=2)
         return False
     return True
 
