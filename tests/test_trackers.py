@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -145,3 +146,51 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, module: str, make:
 def test_only_numbers_are_sent() -> None:
     event = {"event": "round", "round": 1, "rounds": 2, "loss": None, "refusals": ["client 'a'"], "ok": True, "q": 0.5}
     assert trackers.scalars(event) == {"train/q": 0.5}
+
+
+def run_with(tracker: Any) -> tuple[dict[int, float], float]:
+    """Losses by round and the last accuracy of a real run that a tracker hears of."""
+    result = experiment.run(RECIPE, callbacks=[tracker])
+    return {record["round"]: record["loss"] for record in result.history}, result.summary["accuracy"]
+
+
+# The packages themselves, where they are installed: fakes only know what we believe of them.
+@pytest.mark.filterwarnings("default")
+def test_the_real_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra 'track'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    losses, accuracy = run_with(trackers.build("tensorboard", tmp_path, RECIPE))
+    written = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {e.step: e.value for e in written.Scalars("train/loss")} == pytest.approx(losses)
+    assert [e.value for e in written.Scalars("after_broadcast/accuracy")] == pytest.approx([accuracy])
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_real_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs the extra 'wandb'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = trackers.build("wandb", tmp_path, RECIPE)
+    losses, accuracy = run_with(tracker)
+    assert tracker._run.config["train.rounds"] == 2
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    records = written.read_bytes()  # values stand in it as JSON
+    assert all(f"{value}".encode() in records for value in (*losses.values(), accuracy))
+    assert b"after_broadcast/accuracy" in records
+    assert wandb.run is None  # ended
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_real_mlflow(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra 'mlflow'")
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    tracker = trackers.MLflow(RECIPE, uri=uri, name="first")
+    losses, accuracy = run_with(tracker)
+    client = mlflow.tracking.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("pfedgate").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "first"
+    assert run.data.params["algorithm.name"] == "fedavg"
+    assert {m.step: m.value for m in client.get_metric_history(run.info.run_id, "train/loss")} == pytest.approx(losses)
+    assert run.data.metrics["after_broadcast/accuracy"] == pytest.approx(accuracy)
