@@ -155,7 +155,7 @@ def test_code_that_a_graph_does_not_show_is_found_out() -> None:
     model = Sneaky()
     gated = pfedgate.gate(model, torch.randn(4, 8), Budget(params=0.7), gate=SMALL)
     assert gated.execution == "masked"
-    assert "steps" in gated.explain() or "another result" in gated.explain()
+    assert gated.explain() == "masked execution: its forward sets an attribute (Sneaky.calls)"
 
 
 def test_uncopyable_models_run_masked() -> None:

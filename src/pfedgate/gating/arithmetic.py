@@ -135,7 +135,7 @@ class Concatenate(AsWritten):
         held = [found for found in layouts if found is not None]
         if not held:
             return
-        dim: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        dim: Any = keyword(node, ("dim", "axis"), node.args[1] if len(node.args) > 1 else 0)
         if not isinstance(dim, int):
             raise CannotSlice("the axis it joins along is computed")
         axis = dim % len(analysis.shape(node))
@@ -150,6 +150,11 @@ class Concatenate(AsWritten):
         for other in held[1:]:
             analysis.tie(held[0], other)
         self.out = held[0]
+
+
+def keyword(node: fx.Node, names: tuple[str, ...], default: Any) -> Any:
+    """An argument that has several names (torch's and numpy's)."""
+    return next((node.kwargs[name] for name in names if name in node.kwargs), default)
 
 
 def _operands(node: fx.Node) -> tuple[Any, Any]:

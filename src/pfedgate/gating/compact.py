@@ -87,9 +87,10 @@ def _mean(said: list[tuple[GateOutput, int]]) -> GateOutput:
 def _noise(gated: GatedModel) -> Tensor:
     """A batch like the one the model was planned with."""
     recipe, device = gated.plan.recipe, next(gated.model.parameters()).device
-    if recipe.dtype.is_floating_point:
-        return torch.randn(recipe.shape, dtype=recipe.dtype, device=device)[:_EXAMPLE]
-    return torch.zeros(recipe.shape, dtype=recipe.dtype, device=device)[:_EXAMPLE]
+    dtype = recipe.dtype_for(gated.model)
+    if dtype.is_floating_point:
+        return torch.randn(recipe.shape, dtype=dtype, device=device)[:_EXAMPLE]
+    return torch.zeros(recipe.shape, dtype=dtype, device=device)[:_EXAMPLE]
 
 
 def _check(found: nn.Module, program: Program, selection: Selection, example: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from .layout import Layout, Parts
 from .live import Live, compensation
-from .network import Arguments, Ref
+from .network import Arguments, Ref, has_hooks
 from .plan import BlockPlan
 
 Fetch = Callable[[str, nn.Parameter], Tensor]  # the live entries of a parameter
@@ -56,6 +56,8 @@ class Program:
             place, _, local = name.rpartition(".")
             self.homes[name] = (self.modules[place]._parameters, local)
         self.modal = any(s.train != s.evaluate for s in self.steps)
+        hooked = plan.network.hooked
+        self.unhooked = [module for place, module in self.modules.items() if place not in hooked]
         self._adapted: dict[str, dict[str, str]] = {}
         self._together: dict[tuple[str, str], bool] = {}
 
@@ -66,8 +68,10 @@ class Program:
         assert found is not None
         return found
 
-    def mixed(self) -> bool:
-        """Whether some submodules train while others evaluate, in a forward whose steps depend on it."""
+    def differs(self) -> bool:
+        """Whether the model is no longer as it was read: hooks were added, or only some submodules are in training."""
+        if any(map(has_hooks, self.unhooked)):
+            return True
         return self.modal and any(m.training != self.model.training for m in self.modules.values())
 
     def adapted(self, place: str) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from pfedgate.names import unknown
 
@@ -23,7 +26,7 @@ from .gate_config import GateConfig
 from .model import GatedModel, Selection
 from .plan import BlockPlan
 from .ranking import rank
-from .trace import mode, quiet
+from .trace import alike, mode, quiet
 
 EXECUTIONS = ("auto", "sliced", "masked")
 COMPENSATIONS = ("share", "sqrt", "none")
@@ -99,6 +102,8 @@ def gate(
         )  # fmt: skip
         plan = recipe.plan(model, batch)
         _say_if_masked(plan, execution, budget)
+        if execution == "masked" or not plan.sliceable:
+            _check_gradients(model, batch)
         config = GateConfig.of(gate)
         private = Gate(
             batch,
@@ -152,6 +157,10 @@ class Recipe:
             raise ValueError(f"sliced execution is not possible: {reason}. Use execution='auto' or 'masked'")
         return plan
 
+    def dtype_for(self, model: nn.Module) -> torch.dtype:
+        """The type of a batch: the model's, if it was converted since, except for integers."""
+        return next(model.parameters()).dtype if self.dtype.is_floating_point else self.dtype
+
     def wrap(
         self, model: nn.Module, private: Gate, plan: BlockPlan, budget: float | Mapping[str, float | None] | Budget
     ) -> GatedModel:
@@ -169,7 +178,7 @@ class Recipe:
     def again(self, model: nn.Module, private: Gate, budget: Budget, training: bool) -> GatedModel:
         """What a pickled gated model is made of: the plan is made anew, the numbers are as they were."""
         device = next(model.parameters()).device
-        plan = self.plan(model, torch.zeros(self.shape, dtype=self.dtype, device=device))
+        plan = self.plan(model, torch.zeros(self.shape, dtype=self.dtype_for(model), device=device))
         gated = self.wrap(model, private, plan, budget)
         gated.training = training
         return gated
@@ -199,6 +208,8 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError("the model has no parameters, so there is nothing to gate")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in named.values()):
         raise ValueError("the model has lazy layers without shapes yet: run it once on a batch, then wrap it")
+    if empty := [name for name, p in named.items() if not p.numel()]:
+        raise ValueError(f"the parameter {empty[0]!r} has no entries; leave out layers of size 0")
     if frozen := [name for name, p in named.items() if not p.requires_grad]:
         raise ValueError(
             f"{len(frozen)} parameters are frozen (the first is {frozen[0]!r}); the gate weighs all of them. "
@@ -212,9 +223,13 @@ def _example(model: nn.Module, example: Tensor | Sequence[int]) -> Tensor:
             raise ValueError("the example is empty; give one batch with at least one sample")
         return example
     try:
-        shape = tuple(int(n) for n in example)
+        shape = tuple(operator.index(n) for n in example)
     except TypeError:
-        raise TypeError(f"example must be a batch (Tensor) or its shape, got {type(example).__name__}") from None
+        inside = "" if not isinstance(example, list | tuple) else f" of {type(next(iter(example), None)).__name__}"
+        raise TypeError(
+            f"example must be a batch (Tensor) or its shape, got {type(example).__name__}{inside}; "
+            "of a pair of inputs and labels give the inputs"
+        ) from None
     if not shape or min(shape) < 1:
         raise ValueError(f"the shape of an example needs positive sizes, the batch first, got {shape}")
     parameter = next(model.parameters())
@@ -260,6 +275,34 @@ def _check_runs(model: nn.Module, batch: Tensor) -> tuple[Any, nn.Embedding | No
                 f"the model does not run on the example of shape {tuple(batch.shape)} and type {batch.dtype}: {error}. "
                 "Give one batch as the model takes it, batch axis first"
             ) from error
+
+
+def _check_gradients(model: nn.Module, batch: Tensor) -> None:
+    """Masks are put on for the forward pass alone: a model that recomputes parts of it later would miss them."""
+    try:
+        twin = copy.deepcopy(model)
+    except Exception:  # a user's module may hold anything
+        return
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(-0.7)  # other numbers, that a ReLU can tell apart
+    own = dict(twin.named_parameters())
+    lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in own.items()}
+    found: list[tuple[Tensor | None, ...]] = []
+    for host, parameters in ((twin, own), (model, lent)):
+        buffers = {name: buffer.clone() for name, buffer in host.named_buffers()}
+        with quiet(batch.device), mode(host, training=True), torch.enable_grad():
+            try:
+                made = tree_leaves(functional_call(host, {**parameters, **buffers}, (batch.clone(),)))
+            except Exception:  # a batch that is too small for training, say: then there is nothing to compare
+                return
+            roots = [t.sum() for t in made if isinstance(t, Tensor) and t.requires_grad]
+            found.append(torch.autograd.grad(roots, list(parameters.values()), allow_unused=True) if roots else ())
+    if not all(alike(a, b) for a, b in zip(*found, strict=True)):
+        raise ValueError(
+            "the model computes parts of its forward pass again for the backward pass (torch.utils.checkpoint), and "
+            "masked weights would not be used there: switch checkpointing off"
+        )
 
 
 def _classes(result: Any) -> int:

@@ -19,7 +19,10 @@ from .network import CannotSlice, Rule, Run
 
 def parameter_names(analysis: Analysis, module: nn.Module) -> dict[str, str]:
     """Local parameter names -> the names of the whole model."""
-    return {local: analysis.parameter(p) for local, p in module.named_parameters(recurse=False)}
+    found = {local: analysis.parameter(p) for local, p in module.named_parameters(recurse=False)}
+    if "weight" not in found and isinstance(getattr(module, "weight", None), Tensor):
+        raise CannotSlice("its weight is no parameter")
+    return found
 
 
 def units_read(

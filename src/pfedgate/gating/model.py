@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from .plan import BlockPlan
 from .timing import latency_terms
 
 _LARGE = 16384  # entries of a copy that is worth freeing early
-_OF_A_PASS = frozenset({"last", "trained", "leaves", "earlier", "_bound"})
+_OF_A_PASS = frozenset({"last", "trained", "leaves", "earlier", "stepper", "_bound"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class GatedModel(nn.Module):
     trained: Live | None  # what was live in the last pass with gradients
     leaves: dict[str, Tensor] | None  # live entries of theta, when a LiveOptimizer steps on them
     earlier: dict[str, Tensor]  # those of the pass before
+    stepper: Callable[[], LiveOptimizer | None] | None  # a weak reference to that optimiser
     _bound: Program | None
 
     def __init__(
@@ -161,6 +162,8 @@ class GatedModel(nn.Module):
         return Selection(kept, out.weights, out.importance, adapted, self.plan.live(kept), out.shift)
 
     def forward(self, x: Tensor) -> Any:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"a gated model takes a batch as a torch.Tensor, got {type(x).__name__}")
         if x.ndim == 0 or x.shape[0] == 0:
             raise ValueError("the batch is empty; give at least one sample")
         if self.gate.config.scope != "sample" or x.shape[0] == 1:
@@ -173,7 +176,7 @@ class GatedModel(nn.Module):
         live, weights = selection.live, selection.adapted
         if torch.is_grad_enabled():
             self.trained = live
-        if self.execution == "masked" or self._program().mixed():
+        if self.execution == "masked" or self._program().differs():
             y = masked(self.model, self.plan, live, weights, self.compensate, x)
         else:
             y = Sliced(self._program(), live, weights, self._fetch(live))(x)
@@ -186,7 +189,7 @@ class GatedModel(nn.Module):
 
     def _fetch(self, live: Live) -> Any:
         """Where a pass gets the live entries of theta from."""
-        if self.leaves is None or not torch.is_grad_enabled():
+        if self.leaves is None or not torch.is_grad_enabled() or self.stepper is None or self.stepper() is None:
             return lambda name, parameter: cut(parameter, name, live)
         leaves: dict[str, Tensor] = {}
         self.earlier, self.leaves = self.leaves, leaves
@@ -204,7 +207,7 @@ class GatedModel(nn.Module):
     # -- copying
     def _forget(self) -> None:
         """Drop what belongs to a pass, not to the model."""
-        self.last = self.trained = self.leaves = self._bound = None
+        self.last = self.trained = self.leaves = self.stepper = self._bound = None
         self.earlier = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GatedModel:

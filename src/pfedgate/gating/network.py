@@ -128,6 +128,7 @@ class Network:
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
     alias: dict[int, int] = field(default_factory=dict)  # a space as a rule knew it -> the space it was tied into
+    hooked: set[str] = field(default_factory=set)  # layers that had hooks, which run as ever
 
 
 def describe(node: fx.Node) -> str:
@@ -158,7 +159,9 @@ def _foreign(target: Any) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs around the module's forward that a rule would leave out."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 __all__ = ["Activation", "Arguments", "CannotSlice", "Network", "Operation", "Policy", "Ref", "Rule", "Run", "Step"]

@@ -8,6 +8,8 @@ the live part costs.
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 View = tuple[Tensor, list[Tensor]]  # a part of a parameter, and the same part of its buffers
+_KEPT = ("defaults", "state", "param_groups", "gated", "name", "clip", "touched", "_parameters")  # by copies
 
 
 class LiveOptimizer(torch.optim.Optimizer):
@@ -34,8 +37,9 @@ class LiveOptimizer(torch.optim.Optimizer):
     One step belongs to one forward pass. `clip` bounds the L2 norm of the gradients of theta and of the gate,
     separately. Weight decay applies to live entries of theta only.
 
-    To torch it is an optimiser like any other, with theta as its first group of parameters and the gate as its second:
-    schedules of rates, `state_dict` and `load_state_dict` work.
+    To torch it is an optimiser with two groups of parameters, theta and the gate: schedules of rates, `state_dict` and
+    `load_state_dict` work. But gradients of theta have the size of what is live and are not in `parameters().grad`, so
+    clip with `clip`, not with `clip_grad_norm_`, and scale no losses with a `GradScaler`.
 
     >>> import pfedgate
     >>> gated = pfedgate.gate(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)),
@@ -71,13 +75,35 @@ class LiveOptimizer(torch.optim.Optimizer):
         self.gated, self.name, self.clip = gated, name, clip
         self.touched: set[bytes] = set()  # selections that were stepped on
         self._parameters = dict(gated.model.named_parameters())
-        self._seen: tuple[Live, dict[str, list[View]]] | None = None  # of the last selection
+        self._seen: tuple[Live, dict[str, tuple[int, list[View]]]] | None = None  # of the last selection
+        for what, rate in (("lr", lr), ("gate_lr", lr if gate_lr is None else gate_lr)):
+            if not (math.isfinite(rate) and rate >= 0):
+                raise ValueError(f"{what} must be a number of at least 0, got {rate!r}")
         groups = [
             {"params": list(self._parameters.values()), "lr": lr, "weight_decay": weight_decay},
             {"params": list(gated.parameters_private()), "lr": lr if gate_lr is None else gate_lr, "weight_decay": 0.0},
         ]
-        super().__init__(groups, {"momentum": momentum, "betas": betas, "eps": eps})
-        gated.leaves, gated.earlier, gated.trained = {}, {}, None
+        # Schedules that cycle momentum look here for what there is.
+        super().__init__(groups, {"momentum": momentum} if name == "sgd" else {"betas": betas, "eps": eps})
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """From now on gradients of theta come here, for as long as there is this optimiser."""
+        self.gated.leaves, self.gated.earlier, self.gated.trained = {}, {}, None
+        self.gated.stepper = weakref.ref(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_seen": None})
+        self._take_over()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Theta and the gate are all there is: what else is to be trained needs an optimiser of its own."""
+        if len(self.param_groups) == 2:
+            raise ValueError("a LiveOptimizer steps on theta and the gate only; use another optimiser for the rest")
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; before or after the forward pass, as with any optimiser."""
@@ -101,7 +127,8 @@ class LiveOptimizer(torch.optim.Optimizer):
         live = self.gated.trained
         if any(leaf.grad is not None for leaf in self.gated.earlier.values()):
             raise RuntimeError(
-                "two passes were differentiated before one step, but their blocks differ: step after each"
+                "there was another pass between backward() and step(), whose blocks may differ: step after each "
+                "backward(), and look at other data under torch.no_grad()"
             )
         found = {} if live is None else self._leaves(live)
         gradients = {name: found[name].grad for name in self._parameters if name in found}
@@ -216,13 +243,14 @@ class LiveOptimizer(torch.optim.Optimizer):
         """The live parts of a parameter and of its buffers. Mostly a step keeps what the last one kept."""
         if self._seen is None or self._seen[0] is not live:
             self._seen = (live, {})
-        found = self._seen[1]
-        if name not in found:
-            parameter = self._parameters[name]
+        parameter, (_, seen) = self._parameters[name], self._seen
+        # Numbers may be replaced under a parameter (vector_to_parameters, .to): then views of the old ones are stale.
+        if name not in seen or seen[name][0] != parameter.data_ptr():
             slots, values = self._slots(parameter), parameter.detach()
             parts = [there for there, _ in live.rectangles(name)]
-            found[name] = [(values[there], [slot[there] for slot in slots]) for there in parts]
-        return found[name]
+            views = [(values[there], [slot[there] for slot in slots]) for there in parts]
+            seen[name] = (parameter.data_ptr(), views)
+        return seen[name][1]
 
     def _slots(self, parameter: Tensor) -> list[Tensor]:
         """A parameter's buffers, by torch's names."""

@@ -41,10 +41,9 @@ def _may_move(relu: fx.Node, program: Mapping[str, Rule], modules: Mapping[str, 
     if not known or len(relu.users) != 1 or not relu.args or not isinstance(relu.args[0], fx.Node):
         return False
     source = relu.args[0]
-    # In place it also changes what it reads, which nobody else may then see.
-    made_here = source.op not in ("placeholder", "get_attr") and not program[source.name].view
-    alone = len(source.users) == 1 and made_here
-    return alone or not rule.view
+    # In place it also changes what it reads, which nobody else may then see: only what a layer has just made is new.
+    made_here = source.op == "call_module" and any(True for _ in modules[str(source.target)].parameters())
+    return not rule.view or (made_here and len(source.users) == 1)
 
 
 def _is(

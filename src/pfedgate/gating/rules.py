@@ -181,8 +181,8 @@ def _flat(held: Any) -> list[Layout]:
 
 
 def joins(rule: Rule) -> bool:
-    """Whether all arguments of a node flow into its result alike."""
-    return isinstance(rule, Add | Concatenate)
+    """Whether all arguments of a node may flow into its result alike."""
+    return isinstance(rule, Add | Concatenate | Multiply | Restore)
 
 
 def _find(node: fx.Node, analysis: Analysis) -> Rule:

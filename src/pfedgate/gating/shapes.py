@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from .analysis import Analysis
-from .arithmetic import AsWritten
+from .arithmetic import AsWritten, keyword
 from .layout import Layout
 from .network import CannotSlice, Rule, Run, as_written
 
@@ -68,8 +68,12 @@ class Move(Rule):
         if layout is None:
             return
         before, after = analysis.shape(node.args[0]), analysis.shape(node)
-        if getattr(node.target, "__name__", str(node.target)) == "squeeze" and len(node.args) + len(node.kwargs) < 2:
-            raise CannotSlice("squeeze() without an axis would squeeze a single live unit")
+        if len(before) > len(_STRIDES):
+            raise CannotSlice(f"a tensor of {len(before)} axes")
+        if getattr(node.target, "__name__", str(node.target)) == "squeeze":
+            dims: Any = keyword(node, ("dim", "axis"), node.args[1] if len(node.args) > 1 else range(len(before)))
+            if layout.axis in {d % len(before) for d in ([dims] if isinstance(dims, int) else dims)}:
+                raise CannotSlice("a single live unit would be squeezed")
         # Mark each axis by its own stride and see where the units' axis went.
         probe = torch.empty_strided(before, _STRIDES[: len(before)], device="meta")
         rest, keywords = fx.node.map_arg((node.args[1:], node.kwargs), lambda n: analysis.values[n.name])
@@ -98,14 +102,14 @@ class Reduce(AsWritten):
                 raise CannotSlice("it compares complete tensors with units")
             return
         rank = len(analysis.shape(node.args[0]))
-        given: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+        given: Any = keyword(node, ("dim", "axis"), node.args[1] if len(node.args) > 1 else None)
         dims = list(given) if isinstance(given, tuple | list) else [given]
         if not all(isinstance(d, int) for d in dims) or not dims:
             raise CannotSlice("it reduces over the units")
         gone = {d % rank for d in dims}
         if layout.axis in gone:
             raise CannotSlice("it reduces over the units")
-        keep = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
+        keep = keyword(node, ("keepdim", "keepdims"), node.args[2] if len(node.args) > 2 else False)
         moved = layout.moved(layout.axis - (0 if keep else sum(d < layout.axis for d in gone)))
         # max and min also return where: position 0 for a dropped unit, as for any row of zeros.
         self.out = moved if isinstance(analysis.values[node.name], Tensor) else (moved, moved)

@@ -73,10 +73,11 @@ def _now(device: torch.device) -> float:
 
 def _batch(gated: GatedModel) -> Tensor:
     recipe, device = gated.plan.recipe, next(gated.model.parameters()).device
-    if not recipe.dtype.is_floating_point:
-        return torch.zeros(recipe.shape, dtype=recipe.dtype, device=device)
+    dtype = recipe.dtype_for(gated.model)
+    if not dtype.is_floating_point:
+        return torch.zeros(recipe.shape, dtype=dtype, device=device)
     noise = torch.randn(recipe.shape, generator=torch.Generator().manual_seed(0))
-    return noise.to(device, recipe.dtype)
+    return noise.to(device, dtype)
 
 
 def _key(gated: GatedModel) -> str:

@@ -22,11 +22,23 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .analysis import Analysis
 from .layout import Layout
-from .network import Activation, Arguments, Network, Operation, Policy, Ref, Rule, Step, Untraceable, describe
+from .network import (
+    Activation,
+    Arguments,
+    Network,
+    Operation,
+    Policy,
+    Ref,
+    Rule,
+    Step,
+    Untraceable,
+    describe,
+    has_hooks,
+)
 from .order import pool_first
 from .rules import Restore, choose, joins
 
-_INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow, torch.relu_}
+_INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}  # others end with "_"
 
 
 def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
@@ -36,13 +48,23 @@ def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
     except Exception as error:  # a user's module may hold anything
         return Network(None, reason=f"it cannot be copied, so it was not traced ({_first_line(error)})")
     try:
+        hooked = _hooked(twin)
         train, evaluate, constants = _graphs(twin)
         seen = _Example(twin, evaluate, example)
         network = _network(twin, train, evaluate, seen, policy)
     except Untraceable as error:
         return Network(None, reason=str(error))
-    network.constants = constants
+    network.constants, network.hooked = constants, hooked
     return network
+
+
+def _hooked(model: nn.Module) -> set[str]:
+    """Layers with hooks, which are called as they are. The graph has no place for those of a container."""
+    found = {place for place, module in model.named_modules(remove_duplicate=False) if has_hooks(module)}
+    for place in found:
+        if not place or not _Tracer().is_leaf_module(model.get_submodule(place), place):
+            raise Untraceable(f"hooks run around {place or 'the model itself'}")
+    return found
 
 
 def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Example, policy: Policy) -> Network:
@@ -76,9 +98,42 @@ def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Examp
 
 
 # -- tracing
+class _Buffer(fx.Proxy):
+    """A buffer that the forward reads: its numbers may be loaded anew, its shape is known."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, value: Tensor) -> None:
+        super().__init__(node, tracer)
+        self.shape, self.ndim, self._value = value.shape, value.ndim, value
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(param_shapes_constant=True)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """What a forward reads of its modules; torch.fx would take the numbers of a buffer for constants."""
+        if isinstance(attr_val, Tensor) and not isinstance(attr_val, nn.Parameter):
+            for name, buffer in self.root.named_buffers():
+                if buffer is attr_val:
+                    if name not in parameter_proxy_cache:
+                        made = self.create_proxy(
+                            "get_attr", name, (), {}, proxy_factory_fn=lambda node: _Buffer(node, self, attr_val)
+                        )
+                        parameter_proxy_cache[name] = made
+                    return parameter_proxy_cache[name]
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
 def _graphs(model: nn.Module) -> tuple[fx.Graph, fx.Graph, dict[str, Tensor]]:
@@ -93,7 +148,7 @@ def _graphs(model: nn.Module) -> tuple[fx.Graph, fx.Graph, dict[str, Tensor]]:
         raise
     except Exception as error:  # fx raises many kinds of errors on untraceable code; each means the same to us
         raise Untraceable(f"torch.fx cannot trace it: {_first_line(error)}") from None
-    same = made.keys() == again.keys() and all(_alike(made[k], again[k]) for k in made)
+    same = made.keys() == again.keys() and all(alike(made[k], again[k]) for k in made)
     if not same or _signature(train) != _signature(evaluate):
         raise Untraceable("its forward takes different steps in training and in evaluation")
     vars(model).update(made)
@@ -101,16 +156,30 @@ def _graphs(model: nn.Module) -> tuple[fx.Graph, fx.Graph, dict[str, Tensor]]:
 
 
 def _trace(model: nn.Module, training: bool) -> tuple[fx.Graph, dict[str, Tensor]]:
-    before = set(vars(model))
+    before = _attributes(model)
     with mode(model, training), quiet(None) as drawn:
         graph = _Tracer().trace(model)
         if drawn():
             raise Untraceable("its forward draws random numbers that are no part of its graph")
-    made = {name: vars(model).pop(name) for name in set(vars(model)) - before if name.startswith("_tensor_constant")}
+    new = set(vars(model)) - {name for module, name in before if module is model}
+    made = {name: vars(model).pop(name) for name in new if name.startswith("_tensor_constant")}
+    after = _attributes(model)
+    for module, name in after.keys() | before.keys():
+        if after.get((module, name), after) is not before.get((module, name), before):
+            raise Untraceable(f"its forward sets an attribute ({type(module).__name__}.{name})")
     return graph, made
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _attributes(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Everything that modules hold; a graph would not set it."""
+    held = {(module, name): value for module in model.modules() for name, value in vars(module).items()}
+    return held | {
+        (module, f"{name} (a buffer)"): b for module in model.modules() for name, b in module._buffers.items()
+    }
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two results are the same but for rounding."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return bool(a == b) if not isinstance(a, Tensor) and not isinstance(b, Tensor) else False
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -183,14 +252,30 @@ class _Example(fx.Interpreter):
         self.counter: Any = None
         self.flops: dict[str, float] = {}
         # From the same random state; code that the graph does not show makes the two differ.
-        results = [tree_leaves(self._quietly(run)) for run in (root, self.run)]
-        if len(results[0]) != len(results[1]) or not all(_alike(a, b) for a, b in zip(*results, strict=True)):
-            raise Untraceable("its graph gives another result than its forward")
+        for what, *found in zip(("result", "gradient", "state"), self._told(root), self._told(self.run), strict=True):
+            if len(found[0]) != len(found[1]) or not all(alike(a, b) for a, b in zip(*found, strict=True)):
+                raise Untraceable(f"its graph gives another {what} than its forward")
+
+    def _told(self, run: Callable[[Tensor], Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """What a pass returns, its gradients (no_grad and autograd.Function are no part of a graph), and buffers."""
+        buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
+        with torch.enable_grad():
+            results = tree_leaves(self._quietly(run))
+            roots = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+            gradients: Any = ()
+            if roots:
+                total = sum((r * torch.linspace(-1, 2, r.numel(), device=r.device).view(r.shape)).sum() for r in roots)
+                gradients = torch.autograd.grad(total, list(self.root.parameters()), allow_unused=True)  # type: ignore[arg-type]
+        moved = [buffer.clone() for buffer in self.root.buffers()]
+        with torch.no_grad():
+            for name, buffer in self.root.named_buffers():
+                buffer.copy_(buffers[name])
+        return [r.detach() if isinstance(r, Tensor) else r for r in results], list(gradients), moved
 
     def _quietly(self, run: Callable[[Tensor], Any]) -> Any:
-        with quiet(self.example.device), _eager_attention(), mode(self.root, False), torch.no_grad():
+        with quiet(self.example.device), _eager_attention(), mode(self.root, False):
             try:
-                return run(self.example)
+                return run(self.example.clone())
             except Exception as error:  # whatever a user's forward raises
                 raise Untraceable(f"its graph does not run on the example: {_first_line(error)}") from None
 
@@ -206,7 +291,7 @@ class _Example(fx.Interpreter):
         """FLOPs of a node. Counted only when first asked for: the counter loads a compiler, which takes seconds."""
         if not self.flops:
             self.counter = FlopCounterMode(display=False)
-            with self.counter:
+            with self.counter, torch.no_grad():
                 self._quietly(self.run)
         return self.flops[node.name]
 
@@ -236,7 +321,9 @@ def _writes_in_place(node: fx.Node, analysis: Analysis) -> bool:
         return bool(getattr(analysis.module(node), "inplace", False))
     if node.op == "call_method":
         return str(node.target).endswith("_")
-    return node.op == "call_function" and (node.target in _INPLACE or bool(node.kwargs.get("inplace", False)))
+    named = str(getattr(node.target, "__name__", "")).endswith("_")
+    known = named or node.target in _INPLACE or bool(node.kwargs.get("inplace", False))
+    return node.op == "call_function" and known
 
 
 def _output_layers(analysis: Analysis, graph: fx.Graph, program: dict[str, Rule]) -> tuple[set[str], set[str]]:
@@ -252,6 +339,8 @@ def _output_layers(analysis: Analysis, graph: fx.Graph, program: dict[str, Rule]
             names |= {analysis.parameter(p) for p in own}
         elif node.op not in ("placeholder", "get_attr"):
             sources = node.all_input_nodes
+            if node.target is torch.where:  # a condition is no output
+                sources = [source for source in sources if source is not node.args[0]]
             waiting.extend(sources if joins(program[node.name]) else sources[:1])
     return places, names
 
@@ -288,4 +377,4 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-__all__ = ["analyse", "mode", "quiet"]
+__all__ = ["alike", "analyse", "mode", "quiet"]
