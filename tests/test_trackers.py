@@ -8,8 +8,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pfedgate import experiment, trackers
+from pfedgate.cli import app
 
 SMALL: dict[str, Any] = {"data": {"name": "digits", "clients": 4, "samples": 200}, "algorithm": {"name": "fedavg"}}
 RECIPE = experiment.recipe_of(SMALL, {"train": {"rounds": 2}, "evaluate": {"every": 2}, "run": {"workers": 1}})
@@ -141,6 +143,15 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, module: str, make:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=hint):
         make()
+
+
+def test_a_run_that_cannot_be_tracked_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    for name, told in (("mlflow", "not installed"), ("mlfow", "did you mean 'mlflow'")):
+        result = CliRunner().invoke(app, ["run", "--track", name, "--out", str(tmp_path / "run")])
+        assert result.exit_code != 0
+        assert told in result.output.replace("\n", " ")
+        assert not (tmp_path / "run").exists()
 
 
 def test_only_numbers_are_sent() -> None:

@@ -10,7 +10,7 @@ gate or anything of a single client.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class TensorBoard:
     """Curves for `tensorboard --logdir`."""
 
     def __init__(self, folder: str | Path, recipe: Recipe | None = None) -> None:
-        self._writer = _load("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+        self._writer = _load(MODULES["tensorboard"], "tensorboard").SummaryWriter(str(folder))
         if recipe is not None:
             # TensorBoard renders Markdown; an indented block is shown as it is.
             self._writer.add_text("recipe", "\n".join("    " + line for line in recipe.toml().splitlines()), 0)
@@ -120,10 +120,20 @@ class MLflow:
 TRACKERS = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
+
+def check(names: Iterable[str]) -> None:
+    """Fail before there is a run, if a tracker is unknown or its package is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(unknown("tracker", name, TRACKERS))
+        _load(MODULES[name], name)
+
+
 def build(name: str, folder: str | Path, recipe: Recipe | None = None) -> Any:
     """A tracker by name, for a run in a folder."""
-    if name not in TRACKERS:
-        raise ValueError(unknown("tracker", name, TRACKERS))
+    check([name])
     if name == "tensorboard":
         return TensorBoard(Path(folder) / "tensorboard", recipe)
     if name == "wandb":

@@ -53,10 +53,43 @@ def test_copies_hold_the_numbers(content: dict) -> None:
     table = content["table"]
     rows = list(csv.reader(io.StringIO(table["csv"])))
     assert [row[0] for row in rows] == ["run", "pfedgate", "fedavg", "ditto"]
-    assert float(rows[1][1]) == pytest.approx(content["runs"][0]["summary"]["accuracy"], rel=1e-4)
+    assert float(rows[1][1]) == pytest.approx(100 * content["runs"][0]["summary"]["accuracy"], rel=1e-4)
+    units = [title for title in rows[0] if title.startswith(("uploaded", "compute", "time"))]
+    assert units == ["uploaded, B", "compute, FLOP", "time, s"]
+    client = list(csv.reader(io.StringIO(content["clients"]["csv"])))[1]
+    assert float(client[1]) == pytest.approx(float(content["clients"]["rows"][0]["cells"][0]["text"]), abs=0.006)
     assert table["latex"].count(r"\\") == 4
     assert r"\textbf{" in table["latex"]
     assert len(table["markdown"].splitlines()) == 5
+
+
+def test_only_runs_on_the_same_data_that_have_ended_can_win() -> None:
+    rows = {
+        name: {"accuracy": value, "bytes_up": 1e6} for name, value in zip("abcd", (0.5, 0.6, 0.9, 0.7), strict=True)
+    }
+    told = tables.summarise(rows, {"a": "digits", "b": "digits", "c": "letters", "d": None})
+    assert [row["cells"][0]["best"] for row in told["rows"]] == [False, True, False, False]
+    close = tables.summarise({"a": {"seconds": 5.1}, "b": {"seconds": 5.2}})
+    assert not any(row["cells"][0]["best"] for row in close["rows"]), "0:05 and 0:05"
+
+
+def test_runs_that_have_not_begun_are_left_out(runs: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    shutil.copytree(runs / "fedavg", begun)
+    waiting = runfolder.create(tmp_path / "waiting", runfolder.load(begun).recipe)
+    with pytest.warns(UserWarning, match="left out, because no round is finished there yet: .*waiting"):
+        assert [run.path for run in open_runs([begun, waiting.path])] == [begun]
+    with pytest.raises(ValueError, match="no round is finished"):
+        open_runs([waiting.path])
+
+
+def test_runs_on_other_data_are_not_compared(runs: Path, tmp_path: Path) -> None:
+    other = {**SMALL, "data": {**SMALL["data"], "clients": 3}, "algorithm": {"name": "fedavg"}}
+    experiment.run(other, out=tmp_path / "other")
+    told = gather(open_runs([runs / "fedavg", tmp_path / "other"]))
+    assert not any(cell["best"] for row in told["table"]["rows"] for cell in row["cells"])
+    assert " and 3 clients" in told["subtitle"]
+    assert [run["league"] for run in told["runs"]] == [0, 1]
 
 
 def test_a_tie_of_all_wins_nothing() -> None:

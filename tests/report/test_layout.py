@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,44 @@ def test_a_tap_on_another_chart_moves_the_tooltip(browser: Browser, content: dic
     browser.touch(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
     shown = "document.querySelectorAll('svg line[stroke-dasharray=\"3 3\"][visibility=visible]').length"
     browser.wait(f"{TIP} && {shown} === 1", 5)
+
+
+def test_arrows_move_the_tooltip(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(content, tmp_path / "r.html"))
+    area = "document.querySelector('[data-chart=accuracy-rounds] [data-part=hover]')"
+    press = f"{area}.dispatchEvent(new KeyboardEvent('keydown', {{ key: '%s', bubbles: true }}))"
+    heard = "document.getElementById('tip').textContent"
+    browser.run(f"{area}.focus()")
+    told = set()
+    for key in ["ArrowRight"] * 12 + ["ArrowLeft"] * 22:
+        browser.run(press % key)
+        told.add(browser.run(heard))
+    assert browser.run(TIP)
+    assert len(told) > 1
+    browser.run(press % "Escape")
+    assert not browser.run(TIP)
+    assert browser.console == []
+
+
+def test_a_saved_picture_has_a_title_and_a_legend(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(content, tmp_path / "r.html"))
+    browser.run(
+        """URL.createObjectURL = (blob) => { blob.text().then((text) => { window.saved = text; }); return "#"; }"""
+    )
+    browser.run("document.querySelector('[data-chart=accuracy-rounds] button.small').click()")
+    browser.wait("window.saved", 5)
+    saved = browser.run("window.saved")
+    assert all(f">{run['label']}</text>" in saved for run in content["runs"])
+    assert ">Over rounds</text>" in saved
+
+
+def test_one_evaluated_round_is_drawn(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    once = copy.deepcopy(content)
+    gates = next(run["gates"] for run in once["runs"] if run["gates"])
+    gates["rounds"] = gates["rounds"][-1:]
+    for paths in gates["over_rounds"].values():
+        for told in paths.values():
+            told["quantiles"], told["histogram"] = told["quantiles"][-1:], told["histogram"][-1:]
+    browser.open(html.write(once, tmp_path / "r.html"))
+    bars = browser.run("document.querySelectorAll('[data-chart=gate-M] svg rect:not([data-part])').length")
+    assert bars >= 2

@@ -105,6 +105,8 @@ def test_machines_share_out_all_cells_once() -> None:
     assert select(places, "") == places
     with pytest.raises(ValueError, match="4/3"):
         select(places, "4/3")
+    with pytest.raises(ValueError, match=r"no cell is called so; there are .table1"):
+        select(places, "nothing")
 
 
 class Scores:

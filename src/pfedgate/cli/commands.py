@@ -43,6 +43,7 @@ def run(
     if show:
         out().print(chosen.toml(), markup=False, highlight=False, soft_wrap=True, end="")
         return
+    trackers.check(track or ())
     folder = runfolder.create(out_dir or runfolder.free(RUNS, _title(chosen)), chosen)
     _train(folder, track=track)
     _report([folder])
@@ -96,6 +97,7 @@ def compare(
     plans = {label(name): of_method(base, layers, name) for name in names}
     if len(plans) < len(names):
         raise RecipeError(f"the same method twice in {' '.join(names)}")
+    trackers.check(track or ())
     first = next(iter(plans.values()))
     folder = out_dir or runfolder.free(RUNS, f"compare-{first.data.name}")
     runs = runfolder.create_comparison(folder, plans)

@@ -75,7 +75,7 @@ def tune(
     checked(params, list(plans.values()))
     found: list[Search] = []
     console = err()
-    for name, plan in plans.items():
+    for method, (name, plan) in zip(methods, plans.items(), strict=True):
         with Steps(f"tune {plan.data.name} · {name}", "trial", console) as steps:
             try:
                 done = tuning.tune(
@@ -87,7 +87,8 @@ def tune(
                 raise typer.Exit(130) from None
         found.append(done)
         out().print(_trials(done))
-        target = _keep(done, recipe, out_dir, write)
+        # What was set for the search alone is no part of the recipe, so it is said beside what was found.
+        target = _keep(done, recipe, out_dir, write, [*(set or ()), *filter(None, [method.partition(":")[2]])])
     if len(found) > 1:
         out().print(_methods(found))
     out().print(
@@ -172,7 +173,7 @@ def _methods(found: Sequence[Search]) -> Table:
     return view
 
 
-def _keep(search: Search, recipe: Path | None, folder: Path, write: bool) -> Path:
+def _keep(search: Search, recipe: Path | None, folder: Path, write: bool, given: Sequence[str]) -> Path:
     """The best settings into the recipe, or into its copy in the folder."""
     best = search.best
     assert best is not None
@@ -185,6 +186,7 @@ def _keep(search: Search, recipe: Path | None, folder: Path, write: bool) -> Pat
     note = (
         f"pfedgate tune: {percent(best.value)} on validation, the best of {len(search.trials)} trials of "
         f"{plan.recipe.train.rounds} rounds ({plan.search}), {time.strftime('%Y-%m-%d')}"
+        + (f", with {' '.join(given)}" if given else "")
     ) + (f", commit {commit}" if commit else "")
     fresh = tuning.with_tuned(text, plan.recipe.algorithm.name, best.params, note)
     write_atomically(target, fresh.encode())

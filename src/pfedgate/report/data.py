@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     if not paths:
         raise ValueError("name at least one run folder")
     found = {run.path.resolve(): run for path in paths for run in runfolder.load_all(path)}
-    empty = [str(run.path) for run in found.values() if not run.metrics]
+    begun = [run for run in found.values() if run.metrics]
+    empty = ", ".join(str(run.path) for run in found.values() if not run.metrics)
+    if not begun:
+        raise ValueError(f"no round is finished in {empty}; wait for the first one")
     if empty:
-        raise ValueError(f"no round is finished in {', '.join(empty)}; wait for the first one, or leave the folder out")
-    return list(found.values())
+        warnings.warn(f"left out, because no round is finished there yet: {empty}", stacklevel=2)
+    return begun
 
 
 def choose_baseline(baseline: str | None, labels: Sequence[str], algorithms: Sequence[str]) -> int | None:
@@ -61,19 +65,25 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     partitions: list[Content] = []
     for at, entry in enumerate(told):
         partition, why = known[keys[at]]
+        entry["league"] = keys.index(keys[at])  # runs on the same data have the same
         entry["partition"], entry["no_partition"] = _index(partitions, partition), why
         entry["baseline"] = _matching(at, compared, keys, algorithms)
-    first = runs[0].recipe
     names = {entry["data"] for entry in told}
+    leagues = {
+        e["label"]: str(e["league"]) if e["finished"] or not any(o["finished"] for o in told) else None for e in told
+    }
     content = {
         "title": title or f"{' and '.join(sorted(names))}: {_listed(algorithms)}",
-        "subtitle": f"{first.model.name}, {told[0]['clients_total']} clients, {told[0]['rounds']} rounds",
+        "subtitle": ", ".join(
+            _listed([f"{entry[key]}" for entry in told]) + what
+            for key, what in (("model", ""), ("clients_total", " clients"), ("rounds", " rounds"))
+        ),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
         "baseline": compared,
         "runs": told,
         "partitions": partitions,
-        "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}),
+        "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}, leagues),
         "clients": client_table(told, marked=len(set(keys)) == 1),
         "differences": differences(runs, labels),
         "seeds": seeds(runs, labels),
@@ -155,9 +165,16 @@ def _so_far(run: Run) -> Content:
 
 
 def client_table(told: Sequence[Content], *, marked: bool = True) -> Content:
-    """Accuracy of every client under every run, ready to copy; best values are marked where all had the same data."""
-    names = sorted({row["client"] for entry in told for row in entry["clients"]})
-    by_run = [{row["client"]: row.get("accuracy") for row in entry["clients"]} for entry in told]
+    """Accuracy of every client under every run, ready to copy; best values are marked where all had the same data.
+
+    Clients that were held out of training stand at the end, and say so.
+    """
+    by_run = [
+        {row["client"]: row.get("accuracy") for row in entry["clients"]}
+        | {f"{row['client']} (novel)": row.get("accuracy") for row in entry["novel"]}
+        for entry in told
+    ]
+    names = sorted({name for accuracies in by_run for name in accuracies}, key=lambda n: (n.endswith(" (novel)"), n))
     rows = []
     for name in names:
         values = [accuracies.get(name) for accuracies in by_run]
@@ -171,7 +188,7 @@ def client_table(told: Sequence[Content], *, marked: bool = True) -> Content:
             for value in values
         ]
         rows.append({"name": name, "cells": cells})
-    head = [{"title": entry["label"], "why": "test accuracy, %"} for entry in told]
+    head = [{"title": entry["label"], "why": "test accuracy, %", "times": 100} for entry in told]
     return tables.with_copies({"head": head, "rows": rows, "first": "client"}) if rows else {}
 
 
@@ -194,10 +211,12 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
 def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
     """Runs that differ in nothing but their seed, as mean and deviation; nothing if there are no such runs."""
     groups: dict[str, list[int]] = {}
+    data = set()
     for at, run in enumerate(runs):
         told = {section: dict(values) for section, values in run.recipe.tables().items()}
         told["data"].pop("seed", None)
         told["run"] = {}  # of these only the seed changes the result
+        data.add(json.dumps([told["data"], told["clients"].get("novel")], sort_keys=True, default=str))
         groups.setdefault(json.dumps(told, sort_keys=True, default=str), []).append(at)
     if all(len(members) < 2 for members in groups.values()):
         return {}
@@ -207,7 +226,7 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
         while name in rows:
             name += "′"
         rows[name] = [tables.numbers(runs[at].summary or _so_far(runs[at])) for at in members]
-    return tables.over_seeds(rows)
+    return tables.over_seeds(rows, marked=len(data) == 1)
 
 
 def _index(known: list[Content], item: Content | None) -> int | None:

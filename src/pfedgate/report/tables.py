@@ -31,6 +31,13 @@ class Column:
     best: Callable[[Sequence[float]], float] | None  # max, min, or None: nothing to win
     why: str  # what it is, in a few words
     always: bool = True  # shown even where all runs have the same
+    unit: str = ""  # of the bare number, where the text says it with every value
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The column as a table knows it; `plain` and `times` are for bare numbers, as in a CSV file."""
+        plain = f"{self.title}, {self.unit}" if self.unit else self.title
+        return {"title": self.title, "why": self.why, "plain": plain, "times": 100 if self.show is percent else 1}
 
 
 COLUMNS = (
@@ -43,10 +50,10 @@ COLUMNS = (
     Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
     Column("density", "density", "{:.3f}".format, min, "share of the model's parameters in use at prediction", False),
     Column("q_training", "q", "{:.3f}".format, min, "share of the model uploaded, mean over rounds"),
-    Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised"),
-    Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised", False),
-    Column("flops", "compute", lambda value: scaled(value, "FLOP"), min, "local training, all clients and rounds"),
-    Column("seconds", "time", clock, min, "wall clock of training, evaluation not counted"),
+    Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised", unit="B"),
+    Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised", False, unit="B"),
+    Column("flops", "compute", lambda n: scaled(n, "FLOP"), min, "local training, all clients and rounds", unit="FLOP"),
+    Column("seconds", "time", clock, min, "wall clock of training, evaluation not counted", unit="s"),
 )
 USUAL = {"density": 1.0}  # a method that says nothing uses the whole model
 
@@ -57,8 +64,15 @@ def numbers(summary: Mapping[str, Any]) -> dict[str, float | None]:
     return {column.key: found.get(column.key) for column in COLUMNS}
 
 
-def summarise(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-    """The table of all runs: cells as text, whether each is the best of its column, and the same to copy."""
+def summarise(
+    rows: Mapping[str, Mapping[str, float | None]], leagues: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
+    """The table of all runs: cells as text, whether each is the best of its column, and the same to copy.
+
+    `leagues` says which runs can be compared (those on the same data); a run in none, such as one that has not ended,
+    wins nothing.
+    """
+    league = leagues or dict.fromkeys(rows, "all")
     shown = [c for c in COLUMNS if any(row.get(c.key) is not None for row in rows.values())]
     filled = {
         name: {c.key: USUAL.get(c.key) if row.get(c.key) is None else row[c.key] for c in shown}
@@ -71,21 +85,18 @@ def summarise(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
         cells = []
         for column in shown:
             value = row[column.key]
-            known = [other[column.key] for other in filled.values() if other[column.key] is not None]
-            best = column.best is not None and len(known) > 1 and len(set(known)) > 1
-            cells.append(
-                {
-                    "text": "–" if value is None else column.show(value),
-                    "value": value,
-                    "best": bool(best and column.best and value == column.best(known)),  # type: ignore[arg-type]
-                }
-            )
+            known = [r[column.key] for other, r in filled.items() if league[other] == league[name] is not None]
+            others = [number for number in known if number is not None]
+            text = "–" if value is None else column.show(value)
+            # What cannot be told apart on the page is no victory.
+            differ = len({column.show(number) for number in others}) > 1
+            best = bool(differ and column.best and text == column.show(column.best(others)))
+            cells.append({"text": text, "value": value, "best": best})
         lines.append({"name": name, "cells": cells})
-    head = [{"title": c.title, "why": c.why} for c in shown]
-    return with_copies({"head": head, "rows": lines, "first": "run"})
+    return with_copies({"head": [c.head for c in shown], "rows": lines, "first": "run"})
 
 
-def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]]) -> dict[str, Any]:
+def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]], *, marked: bool = True) -> dict[str, Any]:
     """Mean ± standard deviation (of a sample) of runs that differ in their seed only; a single run has no deviation.
 
     >>> table = over_seeds({"a": [{"accuracy": 0.8}, {"accuracy": 0.9}], "b": [{"accuracy": 0.7}, {"accuracy": 0.7}]})
@@ -104,11 +115,11 @@ def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]]) -> di
         for column in shown:
             found, others = row[column.key], [other[column.key] for other in known.values()]
             means = [other[0] for other in others if other is not None]
-            best = bool(found and column.best and len(set(means)) > 1 and found[0] == column.best(means))
+            best = bool(marked and found and column.best and len(set(means)) > 1 and found[0] == column.best(means))
             shown_text = "–" if found is None else " ± ".join(column.show(part) for part in found if part is not None)
             cells.append({"text": shown_text, "value": None if found is None else found[0], "best": best})
         lines.append({"name": name, "cells": cells})
-    head = [{"title": "seeds", "why": "runs"}, *({"title": c.title, "why": c.why} for c in shown)]
+    head = [{"title": "seeds", "why": "runs"}, *(c.head for c in shown)]
     return with_copies({"head": head, "rows": lines, "first": "setting"})
 
 
@@ -174,11 +185,17 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 
 def as_csv(table: Mapping[str, Any]) -> str:
-    """Full values, not the rounded ones shown."""
+    """Full values, not the rounded ones shown, in the units that the head says."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([table["first"], *(column["title"] for column in table["head"])])
+    writer.writerow([table["first"], *(column.get("plain", column["title"]) for column in table["head"])])
     for row in table["rows"]:
-        cells = [cell["value"] if cell["value"] is not None else "" for cell in row["cells"]]
+        cells = [_bare(cell["value"], column) for cell, column in zip(row["cells"], table["head"], strict=True)]
         writer.writerow([row["name"], *cells])
     return file.getvalue()
+
+
+def _bare(value: Any, column: Mapping[str, Any]) -> Any:
+    if value is None:
+        return ""
+    return float(f"{value * column['times']:.10g}") if column.get("times", 1) != 1 else value

@@ -167,13 +167,14 @@ def _cell(outcomes: Outcomes, row: str, column: str, number: Number, best: bool)
     return {"text": text, "value": found["mean"], "best": best}
 
 
-def _winner(outcomes: Outcomes, column: str, number: Number) -> str | None:
-    """The row with the best mean; nothing if all are alike."""
+def _winners(outcomes: Outcomes, column: str, number: Number) -> set[str]:
+    """The rows with the best mean; none if all are alike."""
     means = {row: spread(outcomes.values(row, column, number)) for row in outcomes.rows(column)}
     known = {row: found["mean"] for row, found in means.items() if found is not None}
     if number.best is None or len(set(known.values())) < 2:
-        return None
-    return str(number.best(known, key=lambda row: known[row]))
+        return set()
+    best = number.best(known.values())
+    return {row for row, mean in known.items() if mean == best}
 
 
 def _sections(outcomes: Outcomes) -> list[str]:
@@ -181,11 +182,11 @@ def _sections(outcomes: Outcomes) -> list[str]:
     lines = []
     for column in outcomes.columns:
         shown = [n for n in outcomes.study.numbers if any(outcomes.values(r, column, n) for r in outcomes.rows(column))]
-        winners = [_winner(outcomes, column, number) for number in shown]
+        winners = [_winners(outcomes, column, number) for number in shown]
         mixed = len(outcomes.code()) > 1
         rows = []
         for row in outcomes.rows(column):
-            cells = [_cell(outcomes, row, column, n, row == w) for n, w in zip(shown, winners, strict=True)]
+            cells = [_cell(outcomes, row, column, n, row in w) for n, w in zip(shown, winners, strict=True)]
             rows.append({"name": row, "cells": [*cells, *([_code(outcomes, row, column)] if mixed else [])]})
         head = [{"title": number.title} for number in shown] + [{"title": "code"}] * mixed
         lines += [f"## {column}", "", markdown({"first": "method", "head": head, "rows": rows}), ""]
@@ -198,10 +199,10 @@ def _matrix(outcomes: Outcomes) -> list[str]:
     rows = [row.name for row in outcomes.study.rows if any(row.name in outcomes.rows(c) for c in outcomes.columns)]
     drops = _drops(outcomes)
     for number in outcomes.study.numbers:
-        winners = {column: _winner(outcomes, column, number) for column in outcomes.columns}
+        winners = {column: _winners(outcomes, column, number) for column in outcomes.columns}
         told = []
         for row in rows:
-            cells = [_cell(outcomes, row, column, number, winners[column] == row) for column in outcomes.columns]
+            cells = [_cell(outcomes, row, column, number, row in winners[column]) for column in outcomes.columns]
             cells += [_drop(outcomes, row, pair, number) for _, pair in drops]
             told.append({"name": row, "cells": cells})
         head = [{"title": column} for column in outcomes.columns] + [{"title": title} for title, _ in drops]

@@ -37,7 +37,9 @@ STUDIES = (
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
         more_seeds=True,
         claims=CLAIMS,
-        note="Acc and bottom decile are on test data, in the round that was best on validation data.",
+        note="Acc and bottom decile are on test data, in the round that was best on validation data. The row with "
+        "two epochs was added after the test accuracy of .3 of all resources had been seen; its rate and epochs were "
+        "chosen on validation data, and no baseline had a second epoch.",
     ),
     Study("table2", "Time and memory of a training step", measure="steps"),
     Study(
@@ -180,9 +182,10 @@ STUDIES = (
         "Every client against the best baseline",
         (FEDEM, FEDREP, Row("FedPer", "fedper"), Row("Ditto", "ditto"), gate(0.5)),
         (FEMNIST, CIFAR10),
-        (ACC, WORST),
+        (Number("accuracy", "Acc, %"), Number("bottom_decile", "bottom decile, %")),
         figure="clients",
-        note="The baseline is the one best on validation data of those in the table.",
+        note="Everything after the last round (table 1 has the round best on validation data). The baseline is the "
+        "one best on validation data of those in the table.",
     ),
     Study(
         "figure-clusters",

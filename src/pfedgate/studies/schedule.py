@@ -96,7 +96,11 @@ def select(places: Sequence[Place], part: str) -> list[Place]:
     """
     share = re.fullmatch(r"(\d+)/(\d+)", part)
     if not share:
-        return [place for place in places if fnmatch.fnmatchcase(place.label.lower(), f"*{part.lower()}*")]
+        found = [place for place in places if fnmatch.fnmatchcase(place.label.lower(), f"*{part.lower()}*")]
+        if places and not found:
+            some = ", ".join(repr(place.label) for place in places[:3])
+            raise ValueError(f"--cells {part}: no cell is called so; there are {some}, …")
+        return found
     index, of = int(share[1]), int(share[2])
     if not 1 <= index <= of:
         raise ValueError(f"--cells {part}: the first number goes from 1 to the second")

@@ -86,15 +86,17 @@ addEventListener("pointerdown", (event) => { if (!event.target.closest || !event
 function chart(spec) {
   const plot = h("div", { class: "plot" }), legend = h("div", { class: "legend" }), caption = h("figcaption");
   const save = h("button", { class: "small", title: "Save this picture as SVG", onclick: () => download(item) }, "SVG");
-  const head = h("header", {}, h("h3", {}, spec.title), h("div", { class: "tools" }, ...(spec.tools || [])), save);
+  const titled = () => (typeof spec.title === "function" ? spec.title() : spec.title), title = h("h3", {}, titled());
+  const head = h("header", {}, title, h("div", { class: "tools" }, ...(spec.tools || [])), save);
   const figure = h("figure", { class: "card " + (spec.size || ""), "data-chart": spec.name }, head, legend, plot, caption);
-  const item = { figure, width: 0, svg: null, spec };
+  const item = { figure, width: 0, height: 0, svg: null, spec, titled };
   item.redraw = () => {
     const width = Math.floor(plot.clientWidth);
     if (!width) return;
     item.width = width;
-    const height = spec.height(width);
-    item.svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": spec.title });
+    const height = (item.height = spec.height(width));
+    title.textContent = titled();
+    item.svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": titled() });
     spec.draw(item.svg, width, height);
     plot.replaceChildren(item.svg);
     drawLegend(legend, spec);
@@ -125,9 +127,24 @@ function drawLegend(box, spec) {
 }
 
 function download(item) {
-  const copy = item.svg.cloneNode(true);
+  const copy = item.svg.cloneNode(true), margin = 28; // labels may overhang the plot, which a page shows and a file cuts
+  // Title and legend are no part of the picture on the page, but of one that stands alone.
+  const names = (item.spec.legend && RUNS.length > 1 ? item.spec.legend() : []).filter((at) => !hidden.has(at));
+  const above = s("g", { "data-part": "legend" }, text(0, 0, item.titled(), { "font-size": 14, "font-weight": 600, fill: ink("ink") }));
+  let x = 0, y = 0;
+  for (const at of names) {
+    const wide = 30 + widthOf(DATA.runs[at].label, 12);
+    if (!y || x + wide > item.width) { x = 0; y += 20; }
+    above.append(s("rect", { x, y: y - 6, width: 14, height: 4, rx: 2, fill: colour(at) }), text(x + 20, y, DATA.runs[at].label));
+    x += wide;
+  }
+  const top = y + 36;
+  above.setAttribute("transform", `translate(0,${20 - top})`);
+  copy.prepend(above);
   copy.setAttribute("xmlns", SVG);
-  copy.setAttribute("width", item.width);
+  copy.setAttribute("viewBox", `${-margin} ${-top} ${item.width + 2 * margin} ${item.height + top}`);
+  copy.setAttribute("width", item.width + 2 * margin);
+  copy.setAttribute("height", item.height + top);
   copy.setAttribute("font-family", "Helvetica, Arial, sans-serif");
   const link = h("a", { download: item.spec.name + ".svg" });
   link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));

@@ -31,7 +31,8 @@ function blockMap() {
       const g = G(), all = g.kept.length, share = g.blocks.map((_, b) => g.kept.filter((row) => row[b] === "1").length / all);
       const always = share.filter((v) => v === 1).length, never = share.filter((v) => v === 0).length;
       const lost = !g.weights ? ` M and G of single blocks${g.tree ? "" : " and the likeness of gates"} are not available: ${g.reason}.` : g.tree ? "" : ` No order by likeness: ${noTree()}.`;
-      return `${g.blocks.length} blocks in ${g.layers.length} layers, ${all} clients: ${always} blocks are kept by all, ${never} by none, ${g.blocks.length - always - never} by some. Bars: share of clients that keep a block.` +
+      const absent = RUNS[shownGates].clients_total - all; // of a run that samples clients
+      return `${g.blocks.length} blocks in ${g.layers.length} layers, ${all} clients${absent > 0 ? ` (${absent} more took part in no round and have no gate)` : ""}: ${always} blocks are kept by all, ${never} by none, ${g.blocks.length - always - never} by some. Bars: share of clients that keep a block.` +
         (cells() === "weights" ? " M, the weight of a block: blue above 1, red below; dropped blocks are pale." : cells() === "importance" ? " G, the importance that decides." : "") + lost;
     },
     height: (width) => 96 + Math.max(8, Math.min(20, 640 / G().clients.length)) * G().clients.length,
@@ -169,9 +170,10 @@ function dendrogram() {
 function partitionChart(p, at) {
   const n = p.clients.length, classes = p.classes.length, bubbles = n <= 40 && classes <= 20;
   const more = p.all_clients > n ? ` The first ${n} of ${p.all_clients} clients.` : "";
+  const own = DATA.partitions.length > 1 ? "Runs " + RUNS.filter((run) => run.partition === at).map((run) => run.label).join("; ") + ". " : "";
   return draw({
     name: "partition-" + at, title: `${p.name}: samples of each client by class`,
-    caption: `${p.how}${p.alpha ? ", α = " + p.alpha : ""}.` + (bubbles ? " Areas: numbers of samples." : " Darker: a larger share of the client's samples.") + (p.novel.some(Boolean) ? " The second colour: novel clients, held out of training." : "") + more,
+    caption: own + `${p.how}${p.alpha ? ", α = " + p.alpha : ""}.` + (bubbles ? " Areas: numbers of samples." : " Darker: a larger share of the client's samples.") + (p.novel.some(Boolean) ? " The second colour: novel clients, held out of training." : "") + more,
     height: (width) => 74 + Math.max(9, Math.min(26, 620 / classes)) * classes,
     draw: (svg, width, height) => {
       const box = { left: gutter(p.classes), right: width - 10, top: 8, bottom: height - 44 };

@@ -34,13 +34,11 @@ function copies(table) {
   const formats = [["latex", "LaTeX"], ["markdown", "Markdown"], ["csv", "CSV"]];
   return h("div", { class: "copies" }, "Copy as", ...formats.map(([key, name]) => h("button", { class: "small", "data-copy": key, onclick: copy(table[key], name) }, name)), said);
 }
-// Long names differ at their ends more often than in between.
-const middle = (name, most) => (name.length > most ? name.slice(0, most / 2 - 1) + "…" + name.slice(-most / 2) : name);
 function tableOf(table, keys, words) {
   const kind = words ? { class: "words" } : table.head.length > 10 ? { class: "dense" } : {};
   const head = h("tr", {}, h("th", { scope: "col" }, table.first), ...table.head.map((c) => h("th", { scope: "col", title: c.why || c.title }, c.title.replace(/ %/g, "\u00a0%"))));
   const rows = table.rows.map((row, at) => h("tr", {},
-    h("td", { title: row.name }, h("div", { class: "name" }, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, h("span", {}, middle(row.name, 40)))),
+    h("td", { title: row.name }, h("div", { class: "name" }, keys ? h("span", { class: "key", style: `background:var(--c${at % 10})` }) : null, h("span", {}, row.name))),
     ...row.cells.map((cell) => h("td", cell.best ? { class: "best", title: "best" } : {}, cell.best ? h("span", {}, cell.text) : cell.text))));
   return h("div", { class: "scroll" }, h("table", kind, h("thead", {}, head), h("tbody", {}, ...rows)));
 }
@@ -52,6 +50,7 @@ function unfinished() {
 
 // What the numbers say, in four tiles.
 function tiles() {
+  if (new Set(RUNS.map((run) => run.league)).size > 1) return null; // on other data nobody wins or loses
   const pick = (key, better) => {
     // A run that has not ended has spent less than the others: it wins nothing against one that has.
     const ended = RUNS.some((run) => run.finished);
@@ -61,7 +60,7 @@ function tiles() {
   const more = (a, b) => a > b, less = (a, b) => a < b;
   const against = (key, at, how) => {
     const base = RUNS[at].baseline === null ? null : RUNS[RUNS[at].baseline];
-    if (!base || !base.summary[key]) return "";
+    if (!base || (base.summary[key] ?? null) === null || (how !== "points" && !base.summary[key])) return "";
     return how === "points" ? `, ${points(RUNS[at].summary[key] - base.summary[key])} points to ${base.label}` : `, ${(RUNS[at].summary[key] / base.summary[key]).toFixed(2)} of ${base.label}`;
   };
   const several = RUNS.length > 1;
@@ -130,7 +129,7 @@ function clientDifferences() {
       .sort((a, b) => a.by - b.by || (a.id < b.id ? -1 : 1));
   };
   const item = chart({
-    name: "clients-difference", title: `Difference to ${RUNS[DATA.baseline].label}, client by client`, height: big,
+    name: "clients-difference", title: () => `Difference to ${RUNS[RUNS[chosen].baseline].label}, client by client`, height: big,
     tools: others.length > 1 ? [chooser(others.map((at) => [String(at), RUNS[at].label]), String(chosen), (v) => { chosen = +v; item.redraw(); }, "run")] : [],
     caption: () => {
       const found = pairs(), up = found.filter((p) => p.by > 0).length, down = found.filter((p) => p.by < 0).length;

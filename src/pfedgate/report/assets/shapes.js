@@ -56,6 +56,19 @@ function hover(svg, box, move, leave = () => {}) {
   });
   area.addEventListener("pointerdown", (event) => area.dispatchEvent(new PointerEvent("pointermove", event)));
   area.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") hideTip(); });
+  // By keyboard: arrows move a pointer that nobody sees.
+  let at = [0.5, 0.5];
+  area.setAttribute("tabindex", "0");
+  area.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (event.key === "Escape") hideTip();
+    if (!by) return;
+    event.preventDefault();
+    at = at.map((share, i) => Math.max(0.01, Math.min(0.99, share + by[i] / 24)));
+    const frame = area.getBoundingClientRect();
+    area.dispatchEvent(new PointerEvent("pointermove", { clientX: frame.left + at[0] * frame.width, clientY: frame.top + at[1] * frame.height }));
+  });
+  area.addEventListener("blur", () => { if (leaving === leave) hideTip(); });
   svg.append(area);
 }
 
@@ -99,7 +112,11 @@ function fan(svg, width, height, rounds, quantiles, y) {
   const { X, Y } = axes(svg, box, { low: rounds[0], high: rounds[rounds.length - 1], show: String, step: wholeTicks, title: "round" }, { low: low - pad, high: high + pad, show: plain });
   const area = (a, b) => "M" + rounds.map((r, i) => `${X(r).toFixed(1)},${Y(quantiles[i][a]).toFixed(1)}`).join("L") + "L" +
     rounds.map((r, i) => `${X(r).toFixed(1)},${Y(quantiles[i][b]).toFixed(1)}`).reverse().join("L") + "Z";
-  svg.append(s("path", { d: area(0, 4), fill: y.colour, opacity: 0.16 }), s("path", { d: area(1, 3), fill: y.colour, opacity: 0.3 }));
+  if (rounds.length === 1) {
+    // A band of no width would be invisible: bars and a line instead.
+    const x = (box.left + box.right) / 2, bar = (a, b, opacity) => s("rect", { x: x - 22, width: 44, y: Y(quantiles[0][b]), height: Math.max(1, Y(quantiles[0][a]) - Y(quantiles[0][b])), fill: y.colour, opacity });
+    svg.append(bar(0, 4, 0.16), bar(1, 3, 0.3), s("line", { x1: x - 22, x2: x + 22, y1: Y(quantiles[0][2]), y2: Y(quantiles[0][2]), stroke: y.colour, "stroke-width": 2.2 }));
+  } else svg.append(s("path", { d: area(0, 4), fill: y.colour, opacity: 0.16 }), s("path", { d: area(1, 3), fill: y.colour, opacity: 0.3 }));
   svg.append(s("path", { d: "M" + rounds.map((r, i) => `${X(r).toFixed(1)},${Y(quantiles[i][2]).toFixed(1)}`).join("L"), fill: "none", stroke: y.colour, "stroke-width": 2.2 }));
   if (y.mark !== undefined && y.mark > low - pad && y.mark < high + pad) {
     svg.append(s("line", { x1: box.left, x2: box.right, y1: Y(y.mark), y2: Y(y.mark), stroke: ink("faint"), "stroke-dasharray": "4 4" }));
