@@ -56,15 +56,17 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
     rounds: Annotated[int | None, typer.Option("--rounds", help="Train up to this round instead.")] = None,
+    track: Track = None,
     debug: Debug = False,
 ) -> None:
     """Go on with what was interrupted; the result is the same, bit for bit, as without the interruption."""
+    trackers.check(track or ())
     runs = runfolder.load_all(folder)
     for found in runs:
         if rounds is not None:
             runfolder.extend(found, rounds)
         if not found.finished:
-            _train(found, again=folder)
+            _train(found, again=folder, track=track)
     _report(runs)
 
 
