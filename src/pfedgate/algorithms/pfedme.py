@@ -6,7 +6,8 @@ gradient steps *on that batch*, then w_i moves by eta·lam·(theta − w_i). w_i
 + beta·mean(w_i).
 
 Departures: R, the batches of a round, is the task's epochs (official: 20 steps). Official steps of eta·lam = .15 bring
-w_i 96 % of the way to theta in 20 batches; a round here has two or three, so the default is eta·lam = 1. Steps are plain gradient steps as in
+w_i 96 % of the way to theta in 20 batches; a round here has two or three, so the default is eta·lam = .9 (at 1 the
+private theta would be what is sent). Steps are plain gradient steps as in
 the paper: no momentum, and no decay (the official optimiser hides a decay of 0.001). Running statistics (BatchNorm)
 are shared. Theta is a copy: in the official code and PFLlib it aliases the live model, so that their "personalised"
 accuracy is that of w_i. A client that was never sampled is scored with w. A novel client runs the inner loop with w
@@ -39,7 +40,7 @@ class PFedMe(Algorithm):
     lam: float = 15.0  # official: 15 to 30
     inner_steps: int = 5  # K, on each batch; official
     inner_lr: float | None = None  # eta_p, official .01 to .1; None: the task's, at most 1/lam (beyond it overshoots)
-    outer_lr: float | None = None  # eta, of w_i; official .005 to .01; None: 1/lam, all the way to theta
+    outer_lr: float | None = None  # eta, of w_i; official .005 to .01; None: .9/lam, nearly all the way to theta
     beta: float = 1.0  # of the server; official 1, tuned 2
     personal: bool = True  # False scores the shared w instead ("GM" in the paper)
     adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
@@ -56,7 +57,7 @@ class PFedMe(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """For every batch, theta towards the proximal point of w_i, then w_i towards theta."""
-        pull = float(self.lam > 0) if self.outer_lr is None else self.outer_lr * self.lam * local.round.factor
+        pull = 0.9 * (self.lam > 0) if self.outer_lr is None else self.outer_lr * self.lam * local.round.factor
         done, w = self._loop(got, local, pull, None)
         return Update({**done.state, **w}, local.n, done.metrics), self._theta(done)
 
