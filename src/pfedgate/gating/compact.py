@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from .execute import Program, Sliced, cut
 from .gate import GateOutput
+from .graphs import mode, quiet
 from .model import GatedModel, Selection
 from .record import CannotCompact, Recorder
-from .trace import mode, quiet
 
 _EXAMPLE = 8  # samples that a pass is recorded on
 

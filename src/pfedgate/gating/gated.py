@@ -23,10 +23,10 @@ from .blocks import Block, split_model
 from .budget import Budget
 from .gate import Gate
 from .gate_config import GateConfig
+from .graphs import alike, mode, quiet
 from .model import GatedModel, Selection
 from .plan import BlockPlan
 from .ranking import rank
-from .trace import alike, mode, quiet
 
 EXECUTIONS = ("auto", "sliced", "masked")
 COMPENSATIONS = ("share", "sqrt", "none")

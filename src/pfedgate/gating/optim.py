@@ -165,6 +165,8 @@ class LiveOptimizer(torch.optim.Optimizer):
         places = dict(self._places())
         for name, value in memory.items():
             place, _, kind = name.rpartition("/")
+            if place not in places:
+                raise ValueError(f"{name!r} is no buffer of this optimiser: start without memory")
             self.state[places[place]][kind] = value.clone()
 
     def _places(self) -> Iterator[tuple[str, Tensor]]:
