@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from .layout import Layout, Parts
 from .live import Live, compensation
-from .network import Arguments, Ref, has_hooks
+from .network import Arguments, Ref, hooks_of
 from .plan import BlockPlan
 
 Fetch = Callable[[str, nn.Parameter], Tensor]  # the live entries of a parameter
@@ -57,7 +57,8 @@ class Program:
             self.homes[name] = (self.modules[place]._parameters, local)
         self.modal = any(s.train != s.evaluate for s in self.steps)
         hooked = plan.network.hooked
-        self.unhooked = [module for place, module in self.modules.items() if place not in hooked]
+        unhooked = {module for place, module in self.modules.items() if place not in hooked}
+        self.hooks = [held for module in unhooked for held in hooks_of(module)]  # empty when the model was read
         self._adapted: dict[str, dict[str, str]] = {}
         self._together: dict[tuple[str, str], bool] = {}
 
@@ -70,9 +71,7 @@ class Program:
 
     def differs(self) -> bool:
         """Whether the model is no longer as it was read: hooks were added, or only some submodules are in training."""
-        if any(map(has_hooks, self.unhooked)):
-            return True
-        return self.modal and any(m.training != self.model.training for m in self.modules.values())
+        return any(self.hooks) or (self.modal and any(m.training != self.model.training for m in self.modules.values()))
 
     def adapted(self, place: str) -> dict[str, str]:
         """Names of a submodule's parameters: its own -> those of the whole model."""

@@ -124,7 +124,7 @@ class Gate(nn.Module):
         if self.classes:
             z, shift = z.split((self.paths * self.blocks, self.classes), 1)
             shift = shift.mean(0) if mean else shift
-        z = z.unflatten(1, (self.paths, self.blocks))
+        z = z.view(len(z), self.paths, self.blocks) if z.is_contiguous() else z.unflatten(1, (self.paths, self.blocks))
         if self.post_norm is not None:
             z = self.post_norm(z)
         weights, importance = self._activate(z, mean)
@@ -142,8 +142,8 @@ class Gate(nn.Module):
             paths = z.mean(0) if mean else z.movedim(1, 0)
         weights = paths[0]
         if config.activation == "centred":
-            # In this form sigmoid(0) = 1/2 gives exactly 1, also after the mean.
-            weights = 1 + config.weight_range * (2 * weights - 1)
+            # In these forms sigmoid(0) = 1/2 gives exactly 1, also after the mean.
+            weights = 2 * weights if config.weight_range == 1 else 1 + 2 * config.weight_range * (weights - 0.5)
         elif config.activation == "linear":
             weights = 1 + config.weight_range * weights
         return weights, weights if config.paths == 1 else importance

@@ -144,7 +144,7 @@ class GatedModel(nn.Module):
 
     def choose(self, out: GateOutput) -> Selection:
         """The blocks that fit the budget, for what a gate said."""
-        importance = out.importance.detach().cpu().double().numpy()
+        importance = out.importance.detach().cpu().numpy().astype(np.float64)
         kept = self.plan.keep.copy()
         try:
             kept[self.plan.optional] = self.selector.select(importance[self.plan.optional])

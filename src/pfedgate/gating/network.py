@@ -7,7 +7,7 @@ tensor and no module of the model it was read from, so copies of a model share i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -159,9 +159,12 @@ def _foreign(target: Any) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs around the module's forward that a rule would leave out."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    return any(hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """Where a module keeps its hooks, for as long as it lives."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
 __all__ = ["Activation", "Arguments", "CannotSlice", "Network", "Operation", "Policy", "Ref", "Rule", "Run", "Step"]

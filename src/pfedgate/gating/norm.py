@@ -84,7 +84,7 @@ class SwitchableNorm(nn.Module):
         """
         with torch.no_grad():
             statistics = self._statistics(mean, var)
-        shares = F.softmax(self.mixture, 1).unsqueeze(1)
+        shares = self.mixture.softmax(1).unsqueeze(1)
         mixed_mean, mixed_var = torch.bmm(shares, statistics.flatten(2)).view(2, *mean.shape).unbind(0)
         scale = torch.rsqrt(mixed_var + EPS) * self.weight
         shift = self.bias - mixed_mean * scale
@@ -170,10 +170,11 @@ class BlockNorm(nn.Module):
 
 def _remember(norm: SwitchableNorm | BlockNorm, mean: Tensor, var: Tensor) -> None:
     """Fold the statistics of a batch into the running ones."""
-    # add_ instead of +=: assigning to a module makes it look for the name among parameters, which takes longer.
-    norm.batches_seen.add_(1)
+    # Looking names up in a module takes longer than adding a few numbers.
+    seen, running_mean, running_var = norm.batches_seen, norm.running_mean, norm.running_var
+    seen.add_(1)
     # A client sees a handful of batches per round. A plain moving average would still be mostly its arbitrary
     # start when the model is first evaluated, so the first batches are averaged evenly.
-    step = norm.batches_seen.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)
-    norm.running_mean.add_(step * (mean - norm.running_mean))
-    norm.running_var.add_(step * (var - norm.running_var))
+    step = seen.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)
+    running_mean.add_(step * (mean - running_mean))
+    running_var.add_(step * (var - running_var))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +78,10 @@ class Problem:
             size=int(blocks.sum()),
         )
 
+    @cached_property
+    def _rows(self) -> Ints:
+        return np.arange(len(self.places))[:, None]
+
     @property
     def costly(self) -> Ints:
         """Groups with optional blocks that cost something; the others are free to keep whole."""
@@ -101,18 +106,20 @@ class Problem:
         values = np.asarray(importance, dtype=np.float64)
         if values.shape != (self.size,):
             raise ValueError(f"importances of shape {values.shape}, expected one per optional block: ({self.size},)")
-        if not np.isfinite(values).all():
+        # Once per batch on small arrays: what takes time here are calls, numpy's reductions above all.
+        if not math.isfinite(values.dot(values)) and not np.isfinite(values).all():
             bad = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"importance of block {bad} is {values[bad]}: the gate diverged; lower its learning rate")
-        padded = np.append(values, -1.0)
-        order = np.argsort(-padded[self.places], axis=1, kind="stable")
-        places = self.places[np.arange(len(order))[:, None], order]
+        padded = np.empty(self.size + 1)
+        padded[:-1], padded[-1] = values, -1.0
+        order = (-padded[self.places]).argsort(axis=1, kind="stable")
+        places = self.places[self._rows, order]
         gain = np.maximum(padded[places], 0.0)
         prefix = np.zeros((gain.shape[0], gain.shape[1] + 1))
         # On a grid of whole numbers below 2^52 every sum of values is exact, so that ties are ties for every solver.
-        top = float(gain.max(initial=0.0))
+        top = max(gain[:, 0].tolist(), default=0.0)  # the most important blocks come first
         bits = 51 - max(1, self.size).bit_length() - math.frexp(top)[1] if top else 0
-        np.cumsum(np.rint(np.ldexp(gain, bits)), axis=1, out=prefix[:, 1:])
+        np.rint(np.ldexp(gain, bits)).cumsum(axis=1, out=prefix[:, 1:])
         return Ranked(prefix, places, values >= 0.0)
 
     def reachable(self, maximal: Ints | None, limit: int) -> int:
