@@ -124,7 +124,7 @@ class Gate(nn.Module):
         if self.classes:
             z, shift = z.split((self.paths * self.blocks, self.classes), 1)
             shift = shift.mean(0) if mean else shift
-        z = z.view(len(z), self.paths, self.blocks) if z.is_contiguous() else z.unflatten(1, (self.paths, self.blocks))
+        z = z.reshape(len(z), self.paths, self.blocks)
         if self.post_norm is not None:
             z = self.post_norm(z)
         weights, importance = self._activate(z, mean)
