@@ -28,18 +28,23 @@ def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
     lacking = live.axes(name)
     if lacking and not parameter.requires_grad:
         # Copying rectangles is several times faster than indexing, and needs no tensor in between.
-        rectangles = live.rectangles(name)
-        if len(rectangles) == 1:
-            return parameter[rectangles[0][0]].clone(memory_format=torch.contiguous_format)
-        values = parameter.new_empty(live.shape(name))
-        for source, target in rectangles:
-            values[target] = parameter[source]
-        return values
+        return part(parameter, name, live).clone(memory_format=torch.contiguous_format)
     for axis, parts in lacking:
         index = live.index(parts, parameter.device)
         assert index is not None
         parameter = parameter.index_select(axis, index)
     return parameter
+
+
+def part(values: Tensor, name: str, live: Live) -> Tensor:
+    """The same of values without a gradient, and no copy where they are one rectangle: a view of them."""
+    rectangles = live.rectangles(name)
+    if len(rectangles) == 1:
+        return values[rectangles[0][0]]
+    found = values.new_empty(live.shape(name))
+    for source, target in rectangles:
+        found[target] = values[source]
+    return found
 
 
 class Program:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .budget import Budget, Selector
-from .execute import Program, Sliced, cut, masked
+from .execute import Program, Sliced, cut, masked, part
 from .gate import Gate, GateOutput
 from .live import Live
 from .optim import LiveOptimizer
@@ -56,7 +56,7 @@ class GatedModel(nn.Module):
     """A module with a gate: `model` is the shared part (theta), `gate` the private one (phi).
 
     `last` is the last selection (with scope "sample": that of the last sample). After `optimizer()`, gradients of
-    theta go to the optimiser's live copies; without one, to theta itself, as for any module.
+    theta go to the optimiser's live parts; without one, to theta itself, as for any module.
     """
 
     last: Selection | None
@@ -189,15 +189,17 @@ class GatedModel(nn.Module):
 
     def _fetch(self, live: Live) -> Any:
         """Where a pass gets the live entries of theta from."""
-        if self.leaves is None or not torch.is_grad_enabled() or self.stepper is None or self.stepper() is None:
+        if not torch.is_grad_enabled():
+            return lambda name, parameter: part(parameter.detach(), name, live)
+        if self.leaves is None or self.stepper is None or self.stepper() is None:
             return lambda name, parameter: cut(parameter, name, live)
         leaves: dict[str, Tensor] = {}
         self.earlier, self.leaves = self.leaves, leaves
 
         def fetch(name: str, parameter: nn.Parameter) -> Tensor:
             # A leaf of its own: its gradient has the size of what is live, not of the model.
-            leaf = leaves[name] = cut(parameter.detach(), name, live).requires_grad_(parameter.requires_grad)
-            if leaf.requires_grad and live.axes(name) and leaf.numel() >= _LARGE:
+            leaf = leaves[name] = part(parameter.detach(), name, live).requires_grad_(parameter.requires_grad)
+            if leaf.requires_grad and leaf.numel() >= _LARGE and len(live.rectangles(name)) > 1:
                 leaf.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
                 return leaf.view_as(leaf)  # a graph that is kept saves this, and can run backward again
             return leaf

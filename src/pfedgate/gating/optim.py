@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,23 @@ if TYPE_CHECKING:
     from .model import GatedModel
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-View = tuple[Tensor, list[Tensor]]  # a part of a parameter, and the same part of its buffers
 _KEPT = ("defaults", "state", "param_groups", "gated", "name", "clip", "touched", "_parameters")  # by copies
+
+
+class View(NamedTuple):
+    """A rectangle of a parameter that is live."""
+
+    here: tuple[slice, ...] | None  # where it lies in the gradient; None: it is all of it
+    value: Tensor
+    held: list[Tensor]  # the same part of the parameter's buffers
+
+
+class Route(NamedTuple):
+    """Where the gradient of a parameter goes."""
+
+    pointer: int  # to the parameter's numbers
+    factor: float  # that the gradient is multiplied with
+    views: list[View]
 
 
 class LiveOptimizer(torch.optim.Optimizer):
@@ -75,7 +90,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         self.gated, self.name, self.clip = gated, name, clip
         self.touched: set[bytes] = set()  # selections that were stepped on
         self._parameters = dict(gated.model.named_parameters())
-        self._seen: tuple[Live, dict[str, tuple[int, list[View]]]] | None = None  # of the last selection
+        self._seen: tuple[Live, dict[str, Route]] | None = None  # of the last selection
         for what, rate in (("lr", lr), ("gate_lr", lr if gate_lr is None else gate_lr)):
             if not (math.isfinite(rate) and rate >= 0):
                 raise ValueError(f"{what} must be a number of at least 0, got {rate!r}")
@@ -193,17 +208,20 @@ class LiveOptimizer(torch.optim.Optimizer):
         if live is None or not gradients:
             raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
         self.touched.add(live.kept.tobytes())
+        routes = {name: self._route(name, live) for name in gradients}
         for name, gradient in gradients.items():
-            if (factor := self._restoring(name, live)) != 1.0:
+            if (factor := routes[name].factor) != 1.0:
                 gradient.mul_(factor)
         self._clip(list(gradients.values()))
-        aside = [held for name in gradients for held in self._unowned(name, live)]
+        aside = []
+        if not (live.plan.axes or live.kept.all()):
+            aside = [held for name in gradients for held in self._unowned(name, live)]
         values, parts, slots, counts = [], [], [], []
         for name, gradient in gradients.items():
-            rectangles, count = live.rectangles(name), self._count(self._parameters[name])
-            for (_, here), (value, held) in zip(rectangles, self._views(name, live), strict=True):
+            count = self._count(self._parameters[name])
+            for here, value, held in routes[name].views:
                 values.append(value)
-                parts.append(gradient if len(rectangles) == 1 else gradient[here])
+                parts.append(gradient if here is None else gradient[here])
                 slots.append(held)
                 counts.append(count)
         self._update(self.param_groups[0], values, parts, slots, counts)
@@ -241,18 +259,20 @@ class LiveOptimizer(torch.optim.Optimizer):
         for count in {id(count): count for count in known}.values():
             count += 1
 
-    def _views(self, name: str, live: Live) -> list[View]:
+    def _route(self, name: str, live: Live) -> Route:
         """The live parts of a parameter and of its buffers. Mostly a step keeps what the last one kept."""
         if self._seen is None or self._seen[0] is not live:
             self._seen = (live, {})
         parameter, (_, seen) = self._parameters[name], self._seen
         # Numbers may be replaced under a parameter (vector_to_parameters, .to): then views of the old ones are stale.
-        if name not in seen or seen[name][0] != parameter.data_ptr():
-            slots, values = self._slots(parameter), parameter.detach()
-            parts = [there for there, _ in live.rectangles(name)]
-            views = [(values[there], [slot[there] for slot in slots]) for there in parts]
-            seen[name] = (parameter.data_ptr(), views)
-        return seen[name][1]
+        if name not in seen or seen[name].pointer != parameter.data_ptr():
+            slots, values, rectangles = self._slots(parameter), parameter.detach(), live.rectangles(name)
+            views = [
+                View(here if len(rectangles) > 1 else None, values[there], [slot[there] for slot in slots])
+                for there, here in rectangles
+            ]
+            seen[name] = Route(parameter.data_ptr(), self._restoring(name, live), views)
+        return seen[name]
 
     def _slots(self, parameter: Tensor) -> list[Tensor]:
         """A parameter's buffers, by torch's names."""
@@ -278,8 +298,6 @@ class LiveOptimizer(torch.optim.Optimizer):
 
     def _unowned(self, name: str, live: Live) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
-        if live.plan.axes or bool(live.kept.all()):
-            return []
         parameter = self._parameters[name]
         mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
         return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *self._slots(parameter))]
