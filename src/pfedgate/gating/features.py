@@ -198,5 +198,6 @@ def _read_image(x: Tensor, cells: tuple[int, ...]) -> tuple[Tensor, Tensor, Tens
     strips = rows.view(n, down, height // down, width * channels).mean(2)
     pooled = strips.view(n, down * across, width // across, channels).mean(2)
     mean = pooled.mean(1)
-    squares = (rows - mean.repeat(1, width).unsqueeze(1)).pow_(2).mean(1)
-    return pooled.transpose(1, 2), mean, squares.view(n, width, channels).mean(1)
+    line = mean.unsqueeze(1).expand(n, width, channels).reshape(n, 1, width * channels)
+    squares = (rows - line).pow_(2).mean(1)
+    return pooled.transpose(1, 2).contiguous(), mean, squares.view(n, width, channels).mean(1)

@@ -135,12 +135,11 @@ class Gate(nn.Module):
         config = self.config
         bounded = torch.sigmoid(z)
         paths = bounded.mean(0) if mean else bounded.movedim(1, 0)
-        importance = paths[-1]
+        weights, importance = paths.unbind(0) if len(paths) == 2 else (paths[0], paths[0])
         if not config.train_weights:
             return torch.ones_like(importance), importance
         if config.activation in ("linear", "none"):
-            paths = z.mean(0) if mean else z.movedim(1, 0)
-        weights = paths[0]
+            weights = z[:, 0].mean(0) if mean else z[:, 0]
         if config.activation == "centred":
             # In these forms sigmoid(0) = 1/2 gives exactly 1, also after the mean.
             weights = 2 * weights if config.weight_range == 1 else 1 + 2 * config.weight_range * (weights - 0.5)

@@ -86,7 +86,7 @@ class SwitchableNorm(nn.Module):
             statistics = self._statistics(mean, var)
         shares = self.mixture.softmax(1).unsqueeze(1)
         mixed_mean, mixed_var = torch.bmm(shares, statistics.flatten(2)).view(2, *mean.shape).unbind(0)
-        scale = torch.rsqrt(mixed_var + EPS) * self.weight
+        scale = torch.rsqrt(mixed_var) * self.weight
         shift = self.bias - mixed_mean * scale
         return torch.addcmul(shift.unsqueeze(2), pooled, scale.unsqueeze(2))
 
@@ -104,7 +104,9 @@ class SwitchableNorm(nn.Module):
         if self.rank > 2:
             means.append(mean)
             variances.append(var)
-        return torch.stack(means + variances).view(2, -1, *mean.shape)
+        parts = torch.stack(means + variances).view(2, -1, *mean.shape)
+        parts[1].add_(EPS)  # shares add up to one, and no gradient is taken here
+        return parts
 
     def _observe(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """Statistics over the batch, also folded into the running ones."""
