@@ -57,6 +57,7 @@ class Number:
 ACC = Number("best_accuracy", "Acc, %")
 WORST = Number("best_bottom_decile", "bottom decile, %")
 LAST = Number("accuracy", "last round, %")
+VALIDATION = Number("val", "best on validation, %")
 LOCAL_EPOCH = Number("accuracy_after_local", "after a further local epoch, %")
 DENSITY = Number("density", "s̄'", "{:.3f}".format, None)
 Q = Number("q", "q̄", "{:.3f}".format, None)
@@ -70,7 +71,8 @@ USUAL = (ACC, WORST, LAST, LOCAL_EPOCH, DENSITY, Q, UP, FLOPS, SECONDS)
 class Claim:
     """A difference that matters: the best of some rows on validation data, minus the best of others on test data.
 
-    Choosing ours on validation and the opponent on test is the hardest fair comparison.
+    Choosing ours on validation and the opponent on test is the hardest fair comparison. Seeds are other partitions of
+    the data, some easier than others, so rows are compared on the seeds that they share.
     """
 
     title: str

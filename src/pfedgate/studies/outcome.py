@@ -14,7 +14,7 @@ from pfedgate import runfolder
 from pfedgate.metrics import Record
 from pfedgate.runfolder import Run
 from pfedgate.studies.cells import Cell, code_of, look, seconds_of, there
-from pfedgate.studies.declare import Column, Number, Row, Study
+from pfedgate.studies.declare import VALIDATION, Column, Number, Row, Study
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,25 @@ class Outcomes:
         return self._read[run.path]
 
     def values(self, row: str, column: str, number: Number) -> list[float]:
-        """One number of one cell of the table, by seed."""
-        found = []
+        """One number of one cell of the table, in the order of seeds."""
+        return list(self.by_seed(row, column, number).values())
+
+    def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
+        """The same with the seeds."""
+        found = {}
         for run in self.seeds(row, column):
-            value = _value(self.numbers(run), number)
+            value, seed = _value(self.numbers(run), number), run.recipe.run.seed
             if value is not None and number.over_first:
-                first = self.runs.get((self.study.rows[0].name, column, run.recipe.run.seed))
+                first = self.runs.get((self.study.rows[0].name, column, seed))
                 base = _value(self.numbers(first), number) if first is not None else None
                 value = value / base if base else None
             if value is not None:
-                found.append(value)
+                found[seed] = value
         return found
 
     def validation(self, row: str, column: str) -> float:
         """Mean over seeds of the best accuracy on validation data: what rows may be ranked by."""
-        return statistics.fmean(self.numbers(run)["val"] for run in self.seeds(row, column))
+        return statistics.fmean(self.values(row, column, VALIDATION))
 
     def code(self, row: str | None = None, column: str | None = None) -> list[str]:
         """Digests of the code that made its cells, or those of a row and a column."""

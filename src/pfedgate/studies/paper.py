@@ -37,7 +37,8 @@ STUDIES = (
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
         more_seeds=True,
         claims=CLAIMS,
-        note="Acc and bottom decile are on test data, in the round that was best on validation data. The row with "
+        note="Acc and bottom decile are on test data, in the round that was best on validation data. Rows with ± are "
+        "means over seeds, the others are of the first seed. The row with "
         "two epochs was added after the test accuracy of .3 of all resources had been seen; its rate and epochs were "
         "chosen on validation data, and no baseline had a second epoch.",
     ),

@@ -1,0 +1,77 @@
+"""Claims of a study: which rows are compared, and on which seeds."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pfedgate.studies.declare import ACC, Claim, Row, Study
+from pfedgate.studies.outcome import Outcomes
+from pfedgate.studies.page import claims
+
+GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
+
+
+def outcomes(told: dict[str, dict[int, tuple[float, float]]], **claim: Any) -> Outcomes:
+    """Rows with accuracies on (validation, test) data, by seed."""
+    methods = {**dict.fromkeys(GATES, "pfedgate"), **dict.fromkeys(OTHERS, "fedavg")}
+    rows = tuple(Row(name, methods[name]) for name in told)
+    found = Outcomes(Study("t", "T", rows, claims=(Claim("ours minus theirs", GATES, **claim),)))
+    for name, seeds in told.items():
+        for seed, (val, test) in seeds.items():
+            path = Path(f"{name}-{seed}")
+            run: Any = SimpleNamespace(path=path, recipe=SimpleNamespace(run=SimpleNamespace(seed=seed)))
+            found.runs[name, "data", seed] = run
+            found._read[path] = {"val": val, ACC.key: test}
+    return found
+
+
+def test_ours_is_chosen_on_validation_and_the_opponent_on_test() -> None:
+    (told,) = claims(
+        outcomes(
+            {"gate a": {0: (0.7, 0.6)}, "gate b": {0: (0.6, 0.9)}, "weak": {0: (0.9, 0.3)}, "strong": {0: (0, 0.5)}}
+        ),
+        "data",
+    )
+    assert (told["ours"], told["other"], told["seeds"]) == ("gate a", "strong", 1)
+    assert told["points"] == pytest.approx(10)
+    assert told["kept"]
+
+
+def test_rows_are_compared_on_the_seeds_they_share() -> None:
+    # Seeds 1 and 2 are easy: a mean over all of them would make "weak" the best opponent and "gate b" the best gate.
+    (told,) = claims(
+        outcomes(
+            {
+                "gate a": {0: (0.7, 0.6)},
+                "gate b": {0: (0.6, 0.7), 1: (0.9, 0.9), 2: (0.9, 0.9)},
+                "weak": {0: (0.5, 0.5), 1: (0.8, 0.95), 2: (0.8, 0.95)},
+                "strong": {0: (0.5, 0.65)},
+            }
+        ),
+        "data",
+    )
+    assert (told["ours"], told["other"], told["seeds"]) == ("gate a", "strong", 1)
+    assert told["points"] == pytest.approx(-5)
+    assert not told["kept"]
+
+
+def test_a_difference_is_the_mean_over_shared_seeds() -> None:
+    three = {"gate a": [0.6, 0.7, 0.8], "gate b": [0.5, 0.5, 0.5], "strong": [0.5, 0.7, 0.6]}
+    (told,) = claims(
+        outcomes(
+            {**{name: dict(enumerate(zip(v, v, strict=True))) for name, v in three.items()}, "weak": {0: (0, 0)}},
+            aim=11,
+        ),
+        "data",
+    )
+    assert (told["other"], told["seeds"]) == ("strong", 3)
+    assert told["points"] == pytest.approx(10)
+    assert told["kept"]
+    assert not told["reached"]
+
+
+def test_no_verdict_before_every_row_is_there() -> None:
+    found = outcomes({"gate a": {0: (0.7, 0.6)}, "gate b": {0: (0.6, 0.9)}, "weak": {0: (0.9, 0.3)}, "strong": {}})
+    assert claims(found, "data") == []
