@@ -28,7 +28,8 @@ def cut(parameter: Tensor, name: str, live: Live) -> Tensor:
     lacking = live.axes(name)
     if lacking and not parameter.requires_grad:
         # Copying rectangles is several times faster than indexing, and needs no tensor in between.
-        return part(parameter, name, live).clone(memory_format=torch.contiguous_format)
+        found = part(parameter, name, live)
+        return found.clone(memory_format=torch.contiguous_format) if len(live.rectangles(name)) == 1 else found
     for axis, parts in lacking:
         index = live.index(parts, parameter.device)
         assert index is not None

@@ -92,6 +92,10 @@ class Live:
         last = self.rectangles(name)[-1][1]
         return tuple(side.stop for side in last)
 
+    def size(self, name: str) -> int:
+        """Number of its live entries."""
+        return math.prod(self.shape(name))
+
     def axes(self, name: str) -> tuple[tuple[int, Parts], ...]:
         """Axes of a parameter on which something is missing, the one that leaves out most first."""
         if name not in self._cuts:

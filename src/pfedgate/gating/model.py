@@ -21,7 +21,7 @@ from .optim import LiveOptimizer
 from .plan import BlockPlan
 from .timing import latency_terms
 
-_LARGE = 16384  # entries of a copy that is worth freeing early
+_LARGE = 131072  # entries from which on a matrix product reads a copy faster than a part of a larger matrix
 _OF_A_PASS = frozenset({"last", "trained", "leaves", "earlier", "stepper", "_bound"})
 
 
@@ -198,8 +198,10 @@ class GatedModel(nn.Module):
 
         def fetch(name: str, parameter: nn.Parameter) -> Tensor:
             # A leaf of its own: its gradient has the size of what is live, not of the model.
-            leaf = leaves[name] = part(parameter.detach(), name, live).requires_grad_(parameter.requires_grad)
-            if leaf.requires_grad and leaf.numel() >= _LARGE and len(live.rectangles(name)) > 1:
+            values, large = parameter.detach(), live.size(name) >= _LARGE and bool(live.axes(name))
+            leaf = leaves[name] = cut(values, name, live) if large else part(values, name, live)
+            leaf.requires_grad_(parameter.requires_grad)
+            if leaf.requires_grad and large:
                 leaf.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
                 return leaf.view_as(leaf)  # a graph that is kept saves this, and can run backward again
             return leaf
