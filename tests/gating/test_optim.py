@@ -173,6 +173,25 @@ def test_two_backward_passes_through_one_graph_add_up() -> None:
     assert not optimizer.touched
 
 
+def test_live_parts_in_one_piece_are_read_where_they_are() -> None:
+    model, x = build("cnn_cifar10")
+    gated = pfedgate.gate(model, x, 0.3, gate={"ranking": "nested"})
+    optimizer = gated.optimizer("sgd", lr=0.1)
+    value = loss(gated(x))
+    assert gated.leaves is not None
+    assert gated.last is not None
+    whole = dict(model.named_parameters())
+    for name, leaf in gated.leaves.items():
+        there = leaf.untyped_storage().data_ptr() == whole[name].untyped_storage().data_ptr()
+        assert there == (len(gated.last.live.rectangles(name)) == 1), name
+    assert gated.leaves["conv2.weight"].numel() < whole["conv2.weight"].numel()
+    with torch.no_grad():
+        whole["out.weight"].mul_(2.0)  # as for any module, gradients of other weights would be wrong
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+    step(gated, optimizer, x)
+
+
 def test_gate_alone() -> None:
     model, x = build("mlp")
     gated = pfedgate.gate(model, x, 0.5)
