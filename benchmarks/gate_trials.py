@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,176 +25,154 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfedgate import algorithms, data, engine, models
+import gate_ideas  # noqa: F401  registers an algorithm
+from pfedgate import algorithms, data, engine, gates, models
 from pfedgate.types import Optim, Task
 
 OUT = Path(__file__).parent / "results" / "gate_trials.jsonl"
 # What trials do not say is as it was before M started at 1.4; NOW is as it is since, but for the gate's rate.
 BEFORE: dict[str, Any] = {"bias": 0.0, "compensate": "share", "gate_lr": 0.03, "ranking": "random"}
 NOW: dict[str, Any] = {"bias": 0.85, "compensate": "sqrt"}
+SLOW: dict[str, Any] = {"gate_lr": 0.01}
+NESTED: dict[str, Any] = {**NOW, **SLOW, "ranking": "nested"}
 # Where every trial of the gate starts from: as our prototype had it.
 FIRST: dict[str, Any] = {"start": "random", "spread": 1.0, "gate_lr": 0.1}
-HALF: dict[str, Any] = {"budget": 0.5, "smallest": 0.1}
-THIRD: dict[str, Any] = {"budget": 0.3, "smallest": 0.1}
+PARAMS: dict[str, Any] = {"resources": "params"}
+SEPARATE: dict[str, Any] = {"common_init": False}
+TRIED: dict[str, Any] = {"method": "pfedgate_tried"}  # see gate_ideas.py
+
+Trial = dict[str, Any]
 
 
-def gate(lr: float = 0.3, **options: Any) -> dict[str, Any]:
+def gate(lr: float = 0.3, **options: Any) -> Trial:
     """A trial of pFedGate; `budget` is the clients', the rest its options."""
     return {"method": "pfedgate", "lr": lr, **options}
 
 
-TRIALS: dict[str, dict[str, Any]] = {
-    **{f"FedAvg, lr {lr}": {"method": "fedavg", "lr": lr} for lr in (0.1, 0.3)},
-    **{f"FedAvg-FT, lr {lr}": {"method": "fedavg_ft", "lr": lr} for lr in (0.1, 0.3)},
-    **{f"Local, lr {lr}": {"method": "local_only", "lr": lr} for lr in (0.1, 0.3)},
-    **{f"FedPer, lr {lr}": {"method": "fedper", "lr": lr} for lr in (0.1, 0.2, 0.3, 0.5)},
-    **{f"FedRep, lr {lr}": {"method": "fedrep", "lr": lr} for lr in (0.1, 0.3)},
-    "literally as published": gate(0.1, variant="paper", gate_lr=0.1, resources="params"),
+def around(start: str, usual: Trial, changes: Mapping[str, Trial]) -> dict[str, Trial]:
+    """One factor at a time around a trial; what is changed completes its name."""
+    return {f"{start}, {told}" if told else start: gate(**{**usual, **change}) for told, change in changes.items()}
+
+
+TRIALS: dict[str, Trial] = {
+    "FedPer, lr 0.3": {"method": "fedper", "lr": 0.3},
+    "literally as published": gate(0.1, variant="paper", gate_lr=0.1, **PARAMS),
     "plain, prototype": gate(0.1, **FIRST),
     "plain, prototype, model's lr .3": gate(**FIRST),
-    "plain, gate's lr .5": gate(0.2, **{**FIRST, "gate_lr": 0.5}),
-    "plain, spread .1": gate(**{**FIRST, "spread": 0.1}),
     "plain, spread .1, gate's lr .03": gate(start="random"),
     "plain, + start from labels (the default)": gate(),
-    "plain, default, gate's lr .1": gate(gate_lr=0.1),
-    "plain, default, gate's lr .3": gate(gate_lr=0.3),
-    "plain, default, spread 1": gate(spread=1.0),
-    "plain, default, linear M": gate(activation="linear"),
-    "plain, default, no pre-norm": gate(pre_norm=False),
-    "plain, default, post-norm over the batch": gate(post_norm="batch"),
-    "plain, default, decided per client": gate(predict="client"),
-    "plain, default, separate initial gates": gate(common_init=False),
-    "shift, prototype": gate(shift=True, **FIRST),
-    "shift, default": gate(shift=True),
-    "shift, default, gate's lr .01": gate(shift=True, gate_lr=0.01),
-    "shift, default, gate's lr .1": gate(shift=True, gate_lr=0.1),
-    "shift, start at 0": gate(shift=True, start="random"),
     "shift fixed at the labels, gate frozen": gate(shift=True, gate_lr=0.0, spread=0.0, ignore=0.0),
-    **{
-        f"{kind}, default, s = {budget['budget']}, {resources}": gate(
-            shift=kind == "shift", resources=resources, **budget
-        )
-        for kind in ("plain", "shift")
-        for budget in (HALF, THIRD)
-        for resources in ("params", "all")
-    },
     "plain, labels believed altogether": gate(ignore=0.0),
-    **{f"plain, M starts at 1.4, lr {lr}": gate(lr, bias=0.85) for lr in (0.1, 0.2, 0.3)},
-    **{
-        f"plain, M starts at 1.4, divided by sqrt, s = {budget['budget']}, {resources}": gate(
-            0.2, bias=0.85, compensate="sqrt", resources=resources, **budget
-        )
-        for budget in (HALF, THIRD)
-        for resources in ("params", "all")
-    },
-    **{
-        f"shift, now, s = 0.5, params{told}": gate(
-            **{"lr": 0.2, "shift": True, "resources": "params", **HALF, **NOW, **changes}
-        )
-        for told, changes in {
-            ", lr 0.1": {"lr": 0.1},
+    "plain, M starts at 1.4, lr 0.2": gate(0.2, bias=0.85),
+    **around(
+        "shift, now, s = 0.5, params",
+        {"lr": 0.2, "shift": True, "budget": 0.5, "smallest": 0.1, **PARAMS, **NOW},
+        {
+            "lr 0.1": {"lr": 0.1},
             "": {},
-            ", lr 0.3": {"lr": 0.3},
-            ", gate's lr .1": {"gate_lr": 0.1},
-            ", gate's lr .01": {"gate_lr": 0.01},
-            ", 20 blocks a layer": {"blocks": 20},
-            ", divided by the share, M starts at 1": {"bias": 0.0, "compensate": "share"},
-            ", decided per client": {"predict": "client"},
-            ", smallest .3": {"smallest": 0.3},
-            ", separate initial gates": {"common_init": False},
-        }.items()
-    },
-    **{
-        f"{kind}, nested, s = {budget}, {resources}": gate(
-            0.2, shift=kind == "shift", gate_lr=0.01, resources=resources, budget=budget, ranking="nested", **NOW
-        )
-        for kind in ("plain", "shift")
-        for budget in (0.5, 0.3, 0.1)
-        for resources in ("params", "all")
-    },
-    "shift, nested, s = 0.5, params, separate initial gates": gate(
-        0.2, shift=True, gate_lr=0.01, resources="params", budget=0.5, ranking="nested", common_init=False, **NOW
+            "lr 0.3": {"lr": 0.3},
+            "gate's lr .1": {"gate_lr": 0.1},
+            "gate's lr .01": SLOW,
+            "separate initial gates": SEPARATE,
+        },
     ),
-    "plain, s = 0.5 all, no compensation": gate(compensate="none", **HALF),
-    "plain, s = 0.5 all, 1/sqrt compensation": gate(compensate="sqrt", **HALF),
-    "plain, s = 0.3 all, 5 blocks a layer": gate(blocks=5, **THIRD),
-    "plain, s = 0.3 all, 20 blocks a layer": gate(blocks=20, **THIRD),
+    **around(
+        "shift, nested, s = 0.5, params",
+        {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED},
+        {"": {}, "separate initial gates": SEPARATE},
+    ),
+    **around(
+        "shift, nested, s = 0.3, all",
+        {"lr": 0.2, "shift": True, "budget": 0.3, **NESTED},
+        {
+            "": {"resources": "all"},
+            "explored, noise 1": {**TRIED, "noise": 1.0},
+            "explored, noise 3": {**TRIED, "noise": 3.0},
+            "explored, noise 3, gate's lr .1": {**TRIED, "noise": 3.0, "gate_lr": 0.1},
+            "separate initial gates": SEPARATE,
+            "every third step whole": {**TRIED, "whole_every": 3},
+            "budget from 1 in 20 rounds": {**TRIED, "warm_up": 20},
+            "patches": {**TRIED, "features": "patches"},
+            "outputs may be dropped": {**TRIED, "keep_output": False},
+            "post-norm over the batch": {"post_norm": "batch"},
+            "no post-norm": {"post_norm": "none"},
+            "no pre-norm": {"pre_norm": False},
+            "linear M": {"activation": "linear"},
+            "M within .5 of 1": {"weight_range": 0.5},
+            "spread 1": {"spread": 1.0},
+            "decided per client": {"predict": "client"},
+            "no compensation": {"compensate": "none"},
+            "divided by the share": {"compensate": "share"},
+            "5 blocks a layer": {"blocks": 5},
+            "20 blocks a layer": {"blocks": 20},
+            "Adam": {"optim": "adam", "lr": 0.003, "gate_lr": 0.003},
+        },
+    ),
 }
 
-FEMNIST: dict[str, dict[str, Any]] = {
-    **{f"FedAvg, lr {lr}": {"method": "fedavg", "lr": lr} for lr in (0.03, 0.05, 0.1)},
-    "FedAvg-FT": {"method": "fedavg_ft", "lr": 0.05},
-    "FedPer": {"method": "fedper", "lr": 0.1},
-    "HeteroFL, s = 0.5": {"method": "heterofl", "lr": 0.03, "budget": 0.5},
-    **{f"plain, lr {lr}": gate(lr) for lr in (0.05, 0.1)},
-    "plain, labels believed altogether": gate(0.1, ignore=0.0),
-    "plain, labels not used": gate(0.1, start="random"),
-    "shift, lr 0.05": gate(0.05, shift=True),
-    **{
-        f"plain, s = {budget}, {resources}, lr {lr}": gate(lr, resources=resources, budget=budget)
-        for budget, rates in ((0.5, (0.05, 0.1)), (0.3, (0.05,)))
-        for resources in ("params", "all")
-        for lr in rates
-    },
-    "plain, s = 0.5, all, gate frozen": gate(0.1, gate_lr=0.0, budget=0.5),
-    "plain, s = 0.5, all, decided per client": gate(0.05, predict="client", budget=0.5),
-    **{f"gate's lr .01, lr {lr}": gate(lr, gate_lr=0.01) for lr in (0.03, 0.05, 0.1)},
-    **{f"gate's lr .01, M starts at {m}": gate(0.05, gate_lr=0.01, bias=b) for m, b in ((1.4, 0.85), (1.7, 1.73))},
-    **{
-        f"gate's lr .01, s = {budget}, {resources}, M starts at 1.4, divided by {how}": gate(
-            0.05, gate_lr=0.01, resources=resources, budget=budget, bias=0.85, compensate=how
-        )
-        for budget in (0.5, 0.3)
-        for resources in ("params", "all")
-        for how in ("share", "sqrt")
-    },
-    "gate's lr .01, s = 0.5, all, M starts at 1.4, divided by sqrt, lr 0.03": gate(
-        0.03, gate_lr=0.01, budget=0.5, bias=0.85, compensate="sqrt"
+FEMNIST: dict[str, Trial] = {
+    "FedAvg, lr 0.05": {"method": "fedavg", "lr": 0.05},
+    **around("plain", {}, {f"lr {lr}": {"lr": lr} for lr in (0.05, 0.1)}),
+    **around(
+        "gate's lr .01",
+        {"lr": 0.05, **SLOW},
+        {"lr 0.03": {"lr": 0.03}, "lr 0.05": {}, "M starts at 1.4": {"bias": 0.85}},
     ),
-    "gate's lr .01, s = 0.3, all, M starts at 1.4, divided by sqrt, lr 0.03": gate(
-        0.03, gate_lr=0.01, budget=0.3, bias=0.85, compensate="sqrt"
+    **around(
+        "gate's lr .01, s = 0.5, all, M starts at 1.4",
+        {"lr": 0.05, "bias": 0.85, "budget": 0.5, **SLOW},
+        {
+            "divided by share": {"compensate": "share", "resources": "all"},
+            "divided by sqrt": {"compensate": "sqrt", "resources": "all"},
+            "divided by sqrt, lr 0.03": {"compensate": "sqrt", "lr": 0.03},
+        },
     ),
-    **{
-        f"nested, s = {budget}, {resources}, lr {lr}": gate(
-            lr, gate_lr=0.01, resources=resources, budget=budget, ranking="nested", **NOW
-        )
-        for budget in (0.5, 0.3, 0.1)
-        for resources in ("params", "all")
-        for lr in (0.1, 0.05, 0.03)
-    },
-    **{
-        f"nested, s = 0.5, params, {told}": gate(
-            **{"lr": 0.05, "gate_lr": 0.01, "resources": "params", "budget": 0.5, "ranking": "nested", **NOW, **changes}
-        )
-        for told, changes in {
-            "32 blocks a layer": {"blocks": 32},
-            "32 blocks a layer, gate's lr .03": {"blocks": 32, "gate_lr": 0.03},
-            "shift": {"shift": True},
-        }.items()
-    },
+    **around(
+        "gate's lr .01, s = 0.3, all, M starts at 1.4, divided by sqrt",
+        {"lr": 0.05, "budget": 0.3, **NOW, **SLOW},
+        {"": {"resources": "all"}, "lr 0.03": {"lr": 0.03}},
+    ),
+    **around("nested, s = 0.5, params", {"budget": 0.5, **PARAMS, **NESTED}, {"lr 0.05": {"lr": 0.05}}),
+    **around(
+        "nested, s = 0.3",
+        {"budget": 0.3, **NESTED},
+        {
+            "params, lr 0.05": {"lr": 0.05, **PARAMS},
+            "params, lr 0.03": {"lr": 0.03, **PARAMS},
+            "all, lr 0.1": {"lr": 0.1, "resources": "all"},
+            "all, lr 0.03": {"lr": 0.03, "resources": "all"},
+        },
+    ),
+    **around(
+        "nested, s = 0.5, params",
+        {"lr": 0.05, "budget": 0.5, **PARAMS, **NESTED},
+        {"32 blocks a layer, gate's lr .03": {"blocks": 32, "gate_lr": 0.03}},
+    ),
     # Since then: layers begin with the widths of the largest product, in steps of four units, .1 of each always kept.
-    **{
-        f"widest product, s = {budget}, all{told}": gate(
-            **{"lr": 0.05, "gate_lr": 0.01, "budget": budget, "smallest": 0.1, "ranking": "nested", **NOW, **changes}
-        )
-        for budget in (0.5, 0.3)
-        for told, changes in {
+    **around(
+        "widest product, s = 0.3, all",
+        {"lr": 0.05, "budget": 0.3, "smallest": 0.1, **NESTED},
+        {
             "": {},
-            ", lr 0.07": {"lr": 0.07},
-            ", shift": {"shift": True},
-            ", gate's lr .03": {"gate_lr": 0.03},
-            ", M starts at 1.7": {"bias": 1.73},
-            ", two epochs": {"epochs": 2},
-            ", two epochs, lr 0.03": {"epochs": 2, "lr": 0.03},
-        }.items()
-    },
+            "lr 0.07": {"lr": 0.07},
+            "shift": {"shift": True},
+            "gate's lr .03": {"gate_lr": 0.03},
+            "M starts at 1.7": {"bias": 1.73},
+            "two epochs": {"epochs": 2},
+            "two epochs, lr 0.03": {"epochs": 2, "lr": 0.03},
+            "shift, budget from 1 in 10 rounds": {**TRIED, "shift": True, "warm_up": 10},
+        },
+    ),
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
-    "gate's lr .01, shift": gate(0.05, gate_lr=0.01, shift=True),
-    **{
-        f"gate's lr .01, s = {budget}, {resources}": gate(0.05, gate_lr=0.01, resources=resources, budget=budget)
-        for budget in (0.5, 0.3)
-        for resources in ("params", "all")
-    },
+    **around(
+        "gate's lr .01",
+        {"lr": 0.05, **SLOW},
+        {
+            "s = 0.5, params": {"budget": 0.5, **PARAMS},
+            "s = 0.5, all": {"budget": 0.5, "resources": "all"},
+            "s = 0.3, all": {"budget": 0.3, "resources": "all"},
+        },
+    ),
 }
 TRIALS |= {f"FEMNIST: {name}": {"data": "femnist", **trial} for name, trial in FEMNIST.items()}
 
@@ -227,7 +206,8 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
     options = dict(trial)
     method, lr, budget = options.pop("method"), options.pop("lr"), options.pop("budget", 1.0)
     name, epochs = options.pop("data", "cifar10"), options.pop("epochs", 1)
-    if method == "pfedgate":
+    optim = Optim(options.pop("optim", "sgd"), lr=lr, clip=10.0)
+    if method.startswith("pfedgate"):
         options = {**BEFORE, **options}
     fed = federation(name, data_dir)
     femnist = name == "femnist"
@@ -235,23 +215,26 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
     task = Task(
         model,
         example=fed.prepare(fed.part(fed.clients[0], "train").x[:32]),
-        optim=Optim(lr=lr, clip=10.0),
+        optim=optim,
         batch=32 if femnist else 128,
         epochs=epochs,
     )
     started, curve = time.process_time(), []
+    algorithm = algorithms.build(method, task, **options)
+    how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20)
     result = engine.run(
-        algorithms.build(method, task, **options),
-        fed,
-        engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20),
+        algorithm, fed, how,
         callbacks=[lambda event: curve.append(event["after_broadcast"]) if "after_broadcast" in event else None],
-    )
+    )  # fmt: skip
     last = curve[-1]
+    assert result.store is not None
+    masks = {seen.kept.tobytes() for seen in gates.look(algorithm, fed, result.server, result.store, how, how.rounds)}
     return {
         "validation": [round(100 * point["val_accuracy"], 1) for point in curve],
         "test": round(100 * last["accuracy"], 1),
         "bottom decile": round(100 * last["bottom_decile"], 1),
         "density": round(result.summary.get("density") or 1.0, 2),
+        "masks": len(masks),
         "cpu seconds": round(time.process_time() - started),
     }
 
@@ -259,14 +242,14 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
 def table(found: dict[str, dict[str, Any]]) -> str:
     """All trials in their order."""
     lines = [
-        "| trial | lr | validation at a third, two thirds, the end | test | bottom decile | density |",
-        "|---|---|---|---|---|---|",
+        "| trial | lr | validation at a third, two thirds, the end | test | bottom decile | density | masks |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, trial in TRIALS.items():
         if (done := found.get(name)) is not None:
             curve = ", ".join(f"{value:.1f}" for value in done["validation"])
             density = f"{done['density']:.2f}"
-            cells = [name, trial["lr"], curve, done["test"], done["bottom decile"], density]
+            cells = [name, trial["lr"], curve, done["test"], done["bottom decile"], density, done.get("masks", "–")]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
