@@ -108,6 +108,8 @@ def claims(outcomes: Outcomes, column: str) -> list[Record]:
         best = _ahead(ours, {name: outcomes.by_seed(name, column, VALIDATION) for name in ours})
         scores = {name: outcomes.by_seed(name, column, claim.number) for name in [best, *others]}
         gaps = {name: [scores[best][s] - scores[name][s] for s in scores[best] if s in scores[name]] for name in others}
+        if not any(gaps.values()):
+            continue
         hardest = min((name for name in others if gaps[name]), key=lambda name: fmean(gaps[name]))
         points, seeds = 100 * fmean(gaps[hardest]), len(gaps[hardest])
         kept = None if claim.must is None else points > 0 if claim.must == 0 else points >= claim.must
