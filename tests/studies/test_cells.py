@@ -12,6 +12,7 @@ import pytest
 from pfedgate import runfolder
 from pfedgate.studies import paper, scales
 from pfedgate.studies.cells import Cell, code_version
+from pfedgate.studies.declare import Number
 from pfedgate.studies.estimate import repeats
 from pfedgate.studies.outcome import Place
 from pfedgate.studies.schedule import Order, repeated, select
@@ -110,16 +111,19 @@ def test_machines_share_out_all_cells_once() -> None:
 
 
 class Scores:
-    """Outcomes with made-up validation accuracies."""
+    """Outcomes with made-up accuracies, the same on validation and test data."""
 
     def __init__(self, scores: dict[str, float]) -> None:
-        self.scores = scores
+        self.scores, self.study = scores, paper.get("table1")
 
     def rows(self, column: str) -> list[str]:
         return list(self.scores)
 
     def validation(self, row: str, column: str) -> float:
         return self.scores[row]
+
+    def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
+        return {0: self.scores[row]}
 
 
 def test_the_best_on_validation_are_repeated() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from pfedgate.studies.claims import claims, close
 from pfedgate.studies.declare import ACC, Claim, Row, Study
 from pfedgate.studies.outcome import Outcomes
-from pfedgate.studies.page import claims
+from pfedgate.studies.schedule import repeated
 
 GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
 
@@ -75,3 +76,14 @@ def test_a_difference_is_the_mean_over_shared_seeds() -> None:
 def test_no_verdict_before_every_row_is_there() -> None:
     found = outcomes({"gate a": {0: (0.7, 0.6)}, "gate b": {0: (0.6, 0.9)}, "weak": {0: (0.9, 0.3)}, "strong": {}})
     assert claims(found, "data") == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "chance", "found"), [(0.508, 1, True), (0.492, 1, True), (0.52, 1, False), (0.52, 3, True)]
+)
+def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, found: bool) -> None:
+    """On either side: a narrow success as much as a narrow miss."""
+    told = {"gate a": {0: (0.9, ours)}, "gate b": {0: (0.1, 0.1)}, "weak": {0: (0.2, 0.2)}, "strong": {0: (0.3, 0.5)}}
+    rows = outcomes(told, chance=chance)
+    assert close(rows, "data") == (["gate a", "strong"] if found else [])
+    assert set(repeated(rows.study, rows, "data", 0)) == {"weak", "strong"} | ({"gate a"} if found else set())

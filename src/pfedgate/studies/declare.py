@@ -81,6 +81,7 @@ class Claim:
     number: Number = ACC
     must: float | None = 0.0  # points; 0 means more than that
     aim: float | None = None
+    chance: float = 1.0  # points that one seed may be off by
 
 
 @dataclass(frozen=True)

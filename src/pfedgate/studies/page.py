@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pfedgate import toml
@@ -18,7 +17,8 @@ from pfedgate.runfolder import Run
 from pfedgate.store import write_atomically
 from pfedgate.studies import complexity, costs, figures, measured
 from pfedgate.studies.cells import code_of, code_version, seconds_of
-from pfedgate.studies.declare import VALIDATION, Number, Study
+from pfedgate.studies.claims import claims
+from pfedgate.studies.declare import Number, Study
 from pfedgate.studies.measured import line
 from pfedgate.studies.outcome import Outcomes, spread
 from pfedgate.studies.schedule import Order
@@ -93,37 +93,6 @@ def command(study: Study, order: Order, *, other: bool = False) -> str:
                 if key != "data_dir"
             ]
     return " ".join([*parts, *(["--any-code"] if other else [])])
-
-
-def claims(outcomes: Outcomes, column: str) -> list[Record]:
-    """What came of the differences that matter, in points; without those whose rows are not there yet."""
-    found = []
-    for claim in outcomes.study.claims:
-        there = outcomes.rows(column)
-        ours = [name for name in claim.ours if name in there]
-        baselines = [row.name for row in outcomes.study.rows if row.method != "pfedgate"]
-        others = [name for name in claim.others or baselines if name in there]
-        if len(ours) < len(claim.ours) or len(others) < len(claim.others or baselines):
-            continue
-        best = _ahead(ours, {name: outcomes.by_seed(name, column, VALIDATION) for name in ours})
-        scores = {name: outcomes.by_seed(name, column, claim.number) for name in [best, *others]}
-        gaps = {name: [scores[best][s] - scores[name][s] for s in scores[best] if s in scores[name]] for name in others}
-        if not any(gaps.values()):
-            continue
-        hardest = min((name for name in others if gaps[name]), key=lambda name: fmean(gaps[name]))
-        points, seeds = 100 * fmean(gaps[hardest]), len(gaps[hardest])
-        kept = None if claim.must is None else points > 0 if claim.must == 0 else points >= claim.must
-        aimed = None if claim.aim is None else points >= claim.aim
-        told = {"column": column, "claim": claim.title, "ours": best, "other": hardest, "seeds": seeds}
-        wanted = {"must": claim.must, "aim": claim.aim, "kept": kept, "reached": aimed}
-        found.append({**told, "points": points, **wanted})
-    return found
-
-
-def _ahead(names: Sequence[str], scores: Mapping[str, Mapping[int, float]]) -> str:
-    """The best of some rows on the seeds that all of them have."""
-    shared = set.intersection(*({*scores[name]} for name in names))
-    return max(names, key=lambda name: fmean(scores[name][seed] for seed in shared))
 
 
 def _claims(content: Record) -> list[str]:

@@ -126,6 +126,9 @@ CLAIMS = (
         ("HeteroFL, s = 0.3", "FedMask, s = 0.5", "FedAvg"),
     ),
     Claim("best variant, s = .3 of all resources, minus FedAvg-FT", both(0.3, "all"), ("FedAvg-FT",), must=None, aim=0),
-    Claim("bottom decile: best variant, s = .5 of the parameters, minus best baseline", both(0.5), number=WORST, aim=5),
+    Claim(
+        "bottom decile: best variant, s = .5 of the parameters, minus best baseline", both(0.5), number=WORST, aim=5,
+        chance=3,  # one image of one of FEMNIST's writers
+    ),
     Claim("best variant, s = .1 of the parameters, minus FedAvg", both(0.1), ("FedAvg",), must=None, aim=0),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from pfedgate import jobs
 from pfedgate.studies import cells, scales
 from pfedgate.studies.cells import Cell, there
+from pfedgate.studies.claims import close
 from pfedgate.studies.declare import Study
 from pfedgate.studies.outcome import Outcomes, Place
 from pfedgate.studies.scales import Scale
@@ -73,7 +74,10 @@ class Order:
 
 
 def repeated(study: Study, outcomes: Outcomes, column: str, best: int | None) -> list[str]:
-    """Rows of a column that get more seeds: the best on validation data, and FedAvg; none until all are there."""
+    """Rows of a column that get more seeds; none until all are there.
+
+    The best on validation data, FedAvg, and both sides of what must be shown where one seed cannot tell.
+    """
     rows = [row.name for row in study.rows]
     if best is None:
         return rows
@@ -85,7 +89,8 @@ def repeated(study: Study, outcomes: Outcomes, column: str, best: int | None) ->
     for name in sorted(rows, key=lambda name: -outcomes.validation(name, column)):
         if len(chosen) < best and (name not in gates or sum(c in gates for c in chosen) < MOST_GATES):
             chosen.append(name)
-    return chosen + [row.name for row in study.rows if row.method == "fedavg" and row.name not in chosen]
+    chosen += [row.name for row in study.rows if row.method == "fedavg"] + close(outcomes, column)
+    return list(dict.fromkeys(chosen))
 
 
 def select(places: Sequence[Place], part: str) -> list[Place]:
