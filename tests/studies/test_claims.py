@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pfedgate.studies.claims import claims, close
-from pfedgate.studies.declare import ACC, Claim, Row, Study
+from pfedgate.studies.declare import ACC, FIRST_SEED, Claim, Row, Study
 from pfedgate.studies.outcome import Outcomes
 from pfedgate.studies.schedule import repeated
 
@@ -87,3 +87,9 @@ def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, found
     rows = outcomes(told, chance=chance)
     assert close(rows, "data") == (["gate a", "strong"] if found else [])
     assert set(repeated(rows.study, rows, "data", 0)) == {"weak", "strong"} | ({"gate a"} if found else set())
+
+
+def test_the_first_seed_is_what_all_rows_have() -> None:
+    found = outcomes({"gate a": {0: (0.1, 0.2), 1: (0.3, 0.4)}, "weak": {0: (0.5, 0.6)}})
+    assert found.values("gate a", "data", ACC) == [0.2, 0.4]
+    assert [found.values(name, "data", FIRST_SEED) for name in ("gate a", "weak")] == [[0.2], [0.6]]

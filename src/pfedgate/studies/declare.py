@@ -47,14 +47,17 @@ class Number:
     best: Callable[..., float] | None = max  # max, min, or None: nothing to win
     minus: str = ""
     over_first: bool = False  # divided by that of the study's first row
+    first_seed: bool = False  # of the first seed alone, which all rows have
 
     @property
     def name(self) -> str:
         """What it is called in JSON."""
-        return self.key + (f"-minus-{self.minus}" if self.minus else "") + ("-ratio" if self.over_first else "")
+        parts = [self.key, f"-minus-{self.minus}" if self.minus else ""]
+        return "".join([*parts, "-ratio" * self.over_first, "-first-seed" * self.first_seed])
 
 
 ACC = Number("best_accuracy", "Acc, %")
+FIRST_SEED = Number("best_accuracy", "Acc of the first seed, %", first_seed=True)
 WORST = Number("best_bottom_decile", "bottom decile, %")
 LAST = Number("accuracy", "last round, %")
 VALIDATION = Number("val", "best on validation, %")

@@ -81,7 +81,7 @@ class Outcomes:
     def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
         """The same with the seeds."""
         found = {}
-        for run in self.seeds(row, column):
+        for run in self.seeds(row, column)[: 1 if number.first_seed else None]:
             value, seed = _value(self.numbers(run), number), run.recipe.run.seed
             if value is not None and number.over_first:
                 first = self.runs.get((self.study.rows[0].name, column, seed))

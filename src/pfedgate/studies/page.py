@@ -12,7 +12,7 @@ from pfedgate import toml
 from pfedgate.environment import environment
 from pfedgate.metrics import Record, clean
 from pfedgate.progress import clock
-from pfedgate.report.tables import markdown
+from pfedgate.report.tables import markdown, percent
 from pfedgate.runfolder import Run
 from pfedgate.store import write_atomically
 from pfedgate.studies import complexity, costs, figures, measured
@@ -143,7 +143,7 @@ def _cell(outcomes: Outcomes, row: str, column: str, number: Number, best: bool)
     if found is None:
         return {"text": "–", "value": None, "best": False}
     text = number.show(found["mean"])
-    if found["std"] is not None:
+    if found["std"] is not None and number.show is percent:  # what a round costs hardly varies; JSON has it
         text += f" ± {number.show(found['std'])}"
     return {"text": text, "value": found["mean"], "best": best}
 
@@ -162,7 +162,9 @@ def _sections(outcomes: Outcomes) -> list[str]:
     """A table for every column."""
     lines = []
     for column in outcomes.columns:
-        shown = [n for n in outcomes.study.numbers if any(outcomes.values(r, column, n) for r in outcomes.rows(column))]
+        several = any(len(outcomes.seeds(row, column)) > 1 for row in outcomes.rows(column))
+        wanted = [number for number in outcomes.study.numbers if several or not number.first_seed]
+        shown = [n for n in wanted if any(outcomes.values(r, column, n) for r in outcomes.rows(column))]
         winners = [_winners(outcomes, column, number) for number in shown]
         mixed = len(outcomes.code()) > 1
         rows = []

@@ -6,7 +6,22 @@ import warnings
 from collections.abc import Sequence
 
 from pfedgate.names import unknown
-from pfedgate.studies.declare import ACC, DENSITY, FLOPS, LAST, SECONDS, UP, WORST, Column, Number, Q, Row, Study
+from pfedgate.studies.declare import (
+    ACC,
+    DENSITY,
+    FIRST_SEED,
+    FLOPS,
+    LAST,
+    SECONDS,
+    UP,
+    USUAL,
+    WORST,
+    Column,
+    Number,
+    Q,
+    Row,
+    Study,
+)
 from pfedgate.studies.rows import (
     BASELINES,
     BUDGETS,
@@ -35,6 +50,7 @@ STUDIES = (
         "Accuracy of every method",
         (*BASELINES, *GATES),
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
+        numbers=(ACC, FIRST_SEED, *USUAL[1:]),
         more_seeds=True,
         claims=CLAIMS,
         note="Acc and bottom decile are on test data, in the round that was best on validation data. Rows with ± are "
