@@ -22,7 +22,7 @@ def outcomes(told: dict[str, dict[int, tuple[float, float]]], **claim: Any) -> O
     for name, seeds in told.items():
         for seed, (val, test) in seeds.items():
             path = Path(f"{name}-{seed}")
-            run: Any = SimpleNamespace(path=path, recipe=SimpleNamespace(run=SimpleNamespace(seed=seed)))
+            run: Any = SimpleNamespace(path=path)
             found.runs[name, "data", seed] = run
             found._read[path] = {"val": val, ACC.key: test}
     return found

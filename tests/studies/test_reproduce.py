@@ -76,9 +76,8 @@ def _check_accuracies(content: dict[str, Any]) -> None:
         if "s = 0.3" in name:
             assert row["numbers"]["density"]["mean"] <= 0.3
     repeated = [name for name, row in rows.items() if row["seeds"] == [0, 1]]
-    best = max(rows, key=lambda name: rows[name]["numbers"]["best_accuracy"]["values"][0])
     assert "FedAvg" in repeated
-    assert len(repeated) <= 2, best
+    assert 2 <= len(repeated) < len(rows)  # which others: test_cells and test_claims
     assert rows["Local"]["numbers"]["up"]["mean"] == 0
 
 

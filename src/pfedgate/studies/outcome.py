@@ -81,8 +81,9 @@ class Outcomes:
     def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
         """The same with the seeds."""
         found = {}
-        for run in self.seeds(row, column)[: 1 if number.first_seed else None]:
-            value, seed = _value(self.numbers(run), number), run.recipe.run.seed
+        seeds = sorted(seed for r, c, seed in self.runs if (r, c) == (row, column))
+        for seed in seeds[: 1 if number.first_seed else None]:
+            value = _value(self.numbers(self.runs[row, column, seed]), number)
             if value is not None and number.over_first:
                 first = self.runs.get((self.study.rows[0].name, column, seed))
                 base = _value(self.numbers(first), number) if first is not None else None
