@@ -77,7 +77,7 @@ def _check_accuracies(content: dict[str, Any]) -> None:
             assert row["numbers"]["density"]["mean"] <= 0.3
     repeated = [name for name, row in rows.items() if row["seeds"] == [0, 1]]
     assert "FedAvg" in repeated
-    assert 2 <= len(repeated) < len(rows)  # which others: test_cells and test_claims
+    assert len(repeated) < len(rows)  # which others: test_cells and test_claims
     assert rows["Local"]["numbers"]["up"]["mean"] == 0
 
 
