@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,10 @@ def flops(function: Callable[[], Any]) -> int:
 
 
 def peak_bytes(function: Callable[[], Any]) -> int:
-    """Most bytes of CPU tensors allocated at once during a call, on top of what was there before.
+    """Most bytes of CPU tensors, among those that a call allocates, at once.
+
+    What was there before counts neither while it is held nor when the call frees it: gradients that wait for
+    `zero_grad`, say, would otherwise make the next step look smaller than it is.
 
     >>> peak_bytes(lambda: torch.ones(256, 256).add(1)) >= 2 * 4 * 256 * 256
     True
@@ -33,12 +36,27 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         function()
     assert prof.profiler is not None
-    events = [(e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held: dict[int, int] = {}  # by address
     now = peak = 0
-    for _, nbytes in sorted(events, key=lambda event: event[0]):
-        now += nbytes
+    for pointer, size in _allocations(prof.profiler.kineto_results.experimental_event_tree()):
+        if size > 0:
+            held[pointer] = size
+            now += size
+        else:
+            now -= held.pop(pointer, 0)
         peak = max(peak, now)
     return peak
+
+
+def _allocations(tree: Iterable[Any]) -> list[tuple[int, int]]:
+    """Addresses and bytes of what was allocated (more than 0) and freed, in the order of time."""
+    found, left = [], list(tree)
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return [(pointer, size) for _, pointer, size in sorted(found, key=lambda one: one[0])]
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int = 15, warmup: int = 2) -> dict[str, float]:
