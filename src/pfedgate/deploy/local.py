@@ -176,8 +176,15 @@ class LocalFleet:
 
     def status(self) -> str:
         """Of the last run."""
-        runs = json.loads(self.flwr("ls", NAME, "--limit", "1", "--format", "json"))["runs"]
-        return str(runs[0]["status"]) if runs else "never started"
+        until = time.monotonic() + self.patience
+        while True:
+            told = json.loads(self.flwr("ls", NAME, "--limit", "1", "--format", "json"))
+            if "runs" in told:
+                return str(told["runs"][0]["status"]) if told["runs"] else "never started"
+            # Failures come as JSON, too, and exit with 0; on a busy machine the next try succeeds.
+            if time.monotonic() > until:
+                raise FleetError(f"flwr ls failed: {told.get('error-message', told)}")
+            time.sleep(1)
 
     def flwr(self, *words: str) -> str:
         """What `flwr …` says; an error if it fails, or says nothing in time."""
