@@ -155,13 +155,3 @@ def test_what_is_on_the_wire_is_little_more_than_what_was_packed(captured: Captu
         assert told["packed_up"] <= told["up"] <= 1.1 * told["packed_up"]
         assert told["packed_down"] <= told["down"] <= 1.1 * told["packed_down"]
     assert gated["up"] <= 0.45 * dense["up"]
-
-
-def test_a_failure_to_ask_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = LocalFleet(tmp_path, nodes=1, secure=False, patience=0.5)
-    failed = '{"success": false, "error-message": "busy"}'
-    answers = [failed, '{"success": true, "runs": [{"status": "finished:completed"}]}', '{"runs": []}']
-    monkeypatch.setattr(fleet, "flwr", lambda *words: answers.pop(0) if answers else failed)
-    assert [fleet.status(), fleet.status()] == ["finished:completed", "never started"]
-    with pytest.raises(FleetError, match="busy"):
-        fleet.status()

@@ -15,6 +15,7 @@ import torch
 
 from pfedgate import config
 from pfedgate.deploy import FlowerMissing, init, need_flower, settings, state
+from pfedgate.deploy.local import LocalFleet
 from pfedgate.deploy.parcels import ParcelError
 from pfedgate.deploy.processes import FleetError, kill, lines, stop, sweep, tree
 from pfedgate.deploy.roll import Roll, Told
@@ -260,3 +261,13 @@ def test_reading_ends_in_time() -> None:
             list(lines(process, time.monotonic() + 0.2))
     finally:
         stop(process)
+
+
+def test_a_failure_to_ask_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = LocalFleet(tmp_path, nodes=1, secure=False, patience=0.5)
+    failed = '{"success": false, "error-message": "busy"}'
+    answers = [failed, '{"success": true, "runs": [{"status": "finished:completed"}]}', '{"runs": []}']
+    monkeypatch.setattr(fleet, "flwr", lambda *words: answers.pop(0) if answers else failed)
+    assert [fleet.status(), fleet.status()] == ["finished:completed", "never started"]
+    with pytest.raises(FleetError, match="busy"):
+        fleet.status()
