@@ -89,6 +89,13 @@ def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, found
     assert set(repeated(rows.study, rows, "data", 0)) == {"weak", "strong"} | ({"gate a"} if found else set())
 
 
+def test_so_is_every_opponent_that_is_as_close() -> None:
+    rows = outcomes(
+        {"gate a": {0: (0.9, 0.5)}, "gate b": {0: (0, 0)}, "weak": {0: (0, 0.495)}, "strong": {0: (0, 0.505)}}
+    )
+    assert close(rows, "data") == ["gate a", "weak", "strong"]
+
+
 def test_the_first_seed_is_what_all_rows_have() -> None:
     found = outcomes({"gate a": {0: (0.1, 0.2), 1: (0.3, 0.4)}, "weak": {0: (0.5, 0.6)}})
     assert found.values("gate a", "data", ACC) == [0.2, 0.4]

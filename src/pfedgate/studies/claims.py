@@ -31,8 +31,11 @@ def claims(outcomes: Outcomes, column: str) -> list[Record]:
         aimed = None if claim.aim is None else points >= claim.aim
         told = {"column": column, "claim": claim.title, "ours": best, "other": hardest, "seeds": seeds}
         wanted = {"must": claim.must, "aim": claim.aim, "kept": kept, "reached": aimed}
-        close = claim.must is not None and abs(points - claim.must) < claim.chance
-        found.append({**told, "points": points, **wanted, "close": close})
+        rivals: list[str] = []
+        if claim.must is not None and abs(points - claim.must) < claim.chance:  # other seeds may say otherwise
+            nearest = claim.must + claim.chance
+            rivals = [name for name in others if gaps[name] and 100 * fmean(gaps[name]) < nearest]
+        found.append({**told, "points": points, **wanted, "rivals": rivals})
     return found
 
 
@@ -44,5 +47,5 @@ def _ahead(names: Sequence[str], scores: Mapping[str, Mapping[int, float]]) -> s
 
 def close(outcomes: Outcomes, column: str) -> list[str]:
     """Rows of what must be shown and is so close, either way, that one seed cannot tell."""
-    found = [told for told in claims(outcomes, column) if told["close"]]
-    return list(dict.fromkeys(told[side] for told in found for side in ("ours", "other")))
+    found = [[told["ours"], *told["rivals"]] for told in claims(outcomes, column) if told["rivals"]]
+    return list(dict.fromkeys(name for names in found for name in names))
