@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
+from unittest import mock
 
 import torch
 
-from pfedgate.algorithms import register
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate import GateOutput
@@ -22,7 +22,6 @@ from pfedgate.personal import Personal, Setting
 from pfedgate.types import Local, State, Update
 
 
-@register("pfedgate_tried")
 @dataclass(frozen=True)
 class Tried(PFedGate):
     """With exploration, whole steps, a budget that starts at 1, other features, outputs that may be dropped."""
@@ -35,11 +34,8 @@ class Tried(PFedGate):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         gated = self._workspace(local.device).gated
-        gated.choose = self._chooser(gated, local)  # type: ignore[method-assign]
-        try:
+        with mock.patch.object(gated, "choose", self._chooser(gated, local)):
             return super().train(got, private, local)
-        finally:
-            del gated.choose
 
     def _chooser(self, gated: GatedModel, local: Local) -> Callable[[GateOutput], Selection]:
         left = max(0.0, 1 - 2 * local.round.index / local.round.rounds)
@@ -49,13 +45,9 @@ class Tried(PFedGate):
         def choose(out: GateOutput) -> Selection:
             moved = torch.sigmoid(torch.logit(out.importance.detach()) + noise)
             out = out._replace(importance=out.importance + (moved - out.importance.detach()))
-            own = gated.selector
-            if self.whole_every and next(steps) % self.whole_every == 0:
-                gated.selector = everything
-            try:
+            whole = self.whole_every and next(steps) % self.whole_every == 0
+            with mock.patch.object(gated, "selector", everything if whole else gated.selector):
                 return GatedModel.choose(gated, out)
-            finally:
-                gated.selector = own
 
         return choose
 

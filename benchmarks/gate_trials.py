@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import gate_ideas  # noqa: F401  registers an algorithm
+from gate_ideas import Tried
 from pfedgate import algorithms, data, engine, gates, models
 from pfedgate.types import Optim, Task
 
@@ -220,7 +220,7 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
         epochs=epochs,
     )
     started, curve = time.process_time(), []
-    algorithm = algorithms.build(method, task, **options)
+    algorithm = Tried(task, **options) if method == "pfedgate_tried" else algorithms.build(method, task, **options)
     how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20)
     result = engine.run(
         algorithm, fed, how,

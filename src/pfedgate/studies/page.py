@@ -106,8 +106,8 @@ def _claims(content: Record) -> list[str]:
         aim = "" if told["aim"] is None else f"{told['aim']:+g}: {'yes' if told['reached'] else 'no'}"
         start = [told["column"], told["claim"], told["ours"], told["other"]]
         lines.append(line([*start, str(told["seeds"]), f"{told['points']:+.2f}", must, aim]))
-    told = "Ours is the variant best on validation data, the opponent the one best on test data, on the seeds of both."
-    return [*lines, "", told, ""]
+    rule = "Ours is the variant best on validation data, the opponent the one best on test data, on the seeds of both."
+    return [*lines, "", rule, ""]
 
 
 def _same(values: Sequence[Any]) -> list[Any]:
