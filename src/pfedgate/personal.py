@@ -92,29 +92,41 @@ class Personal(nn.Module):
             clip=optim.clip,
         )
 
-    def step(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
-        """One step of model and gate."""
+    def step(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
+        """One step of model and gate, computed in microbatches of at most `size` samples."""
         optimizer.zero_grad()
-        value = loss(self.gated(batch.x), batch.y).mean()
-        value.backward()  # type: ignore[no-untyped-call]
+        value = self._backward(loss, batch, size)
         optimizer.step()
         self._count(batch)
-        return value.detach()
+        return value
 
-    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
+    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
         """One step of the gate alone, on a model that stands still."""
         optimizer.zero_grad()
         with _frozen(self.gated.model):
-            value = loss(self.gated(batch.x), batch.y).mean()
-            value.backward()  # type: ignore[no-untyped-call]
+            value = self._backward(loss, batch, size)
         optimizer.step_gate()
         self._count(batch)
-        return value.detach()
+        return value
 
-    def step_model(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch) -> Tensor:
+    def step_model(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
         """One step of the model alone, under a gate that stands still."""
         with _frozen(self.gated.gate):
-            return self.step(optimizer, loss, batch)
+            return self.step(optimizer, loss, batch, size)
+
+    def _backward(self, loss: Loss, batch: Batch, size: int | None) -> Tensor:
+        """Gradients of the batch's mean loss; the loss, detached."""
+        if size is None or batch.n <= size:
+            value = loss(self.gated(batch.x), batch.y).mean()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value.detach()
+        total = batch.x.new_zeros(())
+        for rows, output in self.gated.microbatches(batch.x, size):
+            y = batch.y[rows]
+            value = loss(output, y).mean() * (len(y) / batch.n)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+        return total
 
     def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
         """Tiles that were live in at least one step."""

@@ -174,6 +174,31 @@ def test_every_client_stays_within_its_own_budget(task: Task, federation: data.F
     assert min(densities) <= 0.3
 
 
+def test_microbatches_allow_as_many_times_the_activations_and_train_alike(
+    task: Task, federation: data.Federation
+) -> None:
+    """.3 of the activations in two parts is .6 of them at once: the same model, the same steps."""
+    resources = {"params": 0.3, "flops": 0.3, "activation_bytes": 0.6}
+    once = engine.run(make(task), federation, engine.Options(rounds=2, budget=resources))
+    parts = engine.run(make(task, microbatches=2), federation, engine.Options(rounds=2, budget=0.3))
+    fewer = engine.run(make(task), federation, engine.Options(rounds=2, budget=0.3))
+    for name, value in once.server.items():
+        assert torch.allclose(value, parts.server[name], rtol=1e-3, atol=1e-5), name
+    assert not all(torch.allclose(value, fewer.server[name], rtol=1e-3) for name, value in once.server.items())
+    assert max(score.stats["density"] for score in parts.scores) <= 0.3
+
+
+def test_microbatches_are_parts_of_a_batch(task: Task) -> None:
+    assert make(task, microbatches=2)._budget(Card("a", 1, 0.8)).activation_bytes == 1.0
+    assert make(task, microbatches=5)._budget(Card("a", 1, {"activation_bytes": 1e4})).activation_bytes == 1e4 * 32 / 6
+    assert make(task, microbatches=2, resources="params")._budget(Card("a", 1, 0.8)).activation_bytes is None
+    for wrong in (0, 33):
+        with pytest.raises(ValueError, match="parts of a batch of 32"):
+            make(task, microbatches=wrong)
+    with pytest.raises(ValueError, match="microbatches are ours"):
+        make(task, microbatches=2, variant="paper")
+
+
 def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     """The gate's FLOPs beyond 2 % come out of a client's budget too; selectors are made once per budget."""
     personal = workspace(task, Setting(GateConfig(pool=8, features="patches", max_share=9.0)), CPU)

@@ -101,7 +101,10 @@ def test_sliced_and_masked_take_the_same_steps(kind: str) -> None:
 
 
 def test_a_step_undoes_the_division_by_the_live_share_of_inputs() -> None:
-    """W' = W / rho: without care, a step would move W' by 1 / rho^2 of what the plain gradient asks for."""
+    """W' = W / c: without care, a step would move W' by 1 / c^2 of what the plain gradient asks for.
+
+    With c = sqrt(in), W' moves by the gradient times sqrt(out / in), so W by the gradient times sqrt(out).
+    """
     model, x = build("mlp")
     gated = pfedgate.gate(model, x, 0.5, gate=GateConfig(init="ones", paths=2))
     optimizer = gated.optimizer("sgd", lr=1.0, gate_lr=0.0)
@@ -111,12 +114,17 @@ def test_a_step_undoes_the_division_by_the_live_share_of_inputs() -> None:
     loss(y).backward()
     optimizer.step()
     assert gated.last is not None
-    rho = gated.last.live.share_read("out.weight")
-    assert rho < 0.6
-    hidden = torch.relu(x @ before["fc1.weight"].T + before["fc1.bias"])
-    alive = torch.from_numpy(gated.last.live.elements("out.weight"))
-    wanted = before["out.weight"] - rho * torch.where(alive, outer.T @ hidden, torch.zeros(()))
+    live = gated.last.live
+    written = live.share_written("fc1.weight")
+    assert written == live.share_read("out.weight") < 0.6
+    assert live.share_read("fc1.weight") == live.share_written("out.weight") == 1.0
+    alive = torch.from_numpy(live.elements("out.weight"))
+    hidden = torch.relu(x @ before["fc1.weight"].T + before["fc1.bias"]) * alive[0]
+    wanted = before["out.weight"] - outer.T @ hidden
     assert torch.allclose(model.out.weight, wanted, rtol=1e-4, atol=1e-5)
+    inner = (outer @ (before["out.weight"] * alive / written**0.5)) * (hidden > 0)
+    wanted = before["fc1.weight"] - written**0.5 * inner.T @ x
+    assert torch.allclose(model.fc1.weight, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_clipping_bounds_model_and_gate_separately() -> None:

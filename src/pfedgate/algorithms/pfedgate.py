@@ -50,6 +50,9 @@ class PFedGate(SendsTiles):
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
     smallest: float = 0.05  # s_min: share of a layer that is always kept; with .1 more layers are cut in steps of four
     compensate: str = "sqrt"  # divide weights by the root of the live share of their inputs: sums keep their spread
+    # A batch is computed in so many parts, each with its share of the activations: a budget on them then allows so many
+    # times as much of the model. The gradient stays that of the batch (BatchNorm aside).
+    microbatches: int = 1
     straight_through: str = "full"
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
@@ -82,6 +85,12 @@ class PFedGate(SendsTiles):
             raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
         if self.ignore < 0:
             raise ValueError(f"ignore is a difference of logarithms, at least 0, not {self.ignore}")
+        if not 1 <= self.microbatches <= self.task.batch:
+            raise ValueError(
+                f"microbatches are parts of a batch of {self.task.batch}: 1 to that, not {self.microbatches}"
+            )
+        if self.microbatches > 1 and self.variant is not None:
+            raise ValueError("microbatches are ours: leave them out with variant='paper' or 'authors'")
         _ = self._setting  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
@@ -103,7 +112,7 @@ class PFedGate(SendsTiles):
         if not joint:
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
-        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch))
+        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
         packed, residual = self.pack(got, personal.vector(), personal.live_tiles(stepper), private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
@@ -119,7 +128,7 @@ class PFedGate(SendsTiles):
         stepper = personal.optimizer(self.task.optim, lr=0.0, gate_lr=self.gate_lr * local.round.factor)
 
         def step(batch: Batch) -> Tensor:
-            return personal.step_gate(stepper, self.task.loss, batch)
+            return personal.step_gate(stepper, self.task.loss, batch, self._size)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
         return under("gate/", personal.gate_state())
@@ -185,11 +194,19 @@ class PFedGate(SendsTiles):
     def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
         return workspace(self.task, setting or self._setting, device)
 
+    @property
+    def _size(self) -> int | None:
+        """Samples of a microbatch."""
+        return None if self.microbatches == 1 else self.task.batch // self.microbatches
+
     def _budget(self, card: Card) -> Budget:
         plan, value = self._workspace().gated.plan, card.budget
-        if self.resources == "all" or not isinstance(value, float | int):
-            return plan.budget(value)
-        return Budget.of(value, tuple(self.resources.split("+")))
+        plain = self.resources != "all" and isinstance(value, float | int)
+        budget = Budget.of(value, tuple(self.resources.split("+"))) if plain else plan.budget(value)
+        if self._size is None or budget.activation_bytes is None:
+            return budget
+        more = budget.activation_bytes * self.task.batch / self._size
+        return replace(budget, activation_bytes=min(more, 1.0) if budget.activation_bytes <= 1 else more)
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)

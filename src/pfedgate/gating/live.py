@@ -108,8 +108,13 @@ class Live:
 
     def share_read(self, name: str) -> float:
         """rho: the live share of the inputs that a parameter is multiplied with."""
-        network = self.plan.network
-        axis = None if network is None else network.reads.get(name)
+        return self._share(name, None if self.plan.network is None else self.plan.network.reads.get(name))
+
+    def share_written(self, name: str) -> float:
+        """The live share of the units that a parameter belongs to."""
+        return self._share(name, self.plan.owners[name].axis)
+
+    def _share(self, name: str, axis: int | None) -> float:
         parts = None if axis is None else self.plan.axes.get(name, {}).get(axis)
         if axis is None or parts is None:
             return 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -162,25 +163,69 @@ class GatedModel(nn.Module):
         return Selection(kept, out.weights, out.importance, adapted, self.plan.live(kept), out.shift)
 
     def forward(self, x: Tensor) -> Any:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"a gated model takes a batch as a torch.Tensor, got {type(x).__name__}")
-        if x.ndim == 0 or x.shape[0] == 0:
-            raise ValueError("the batch is empty; give at least one sample")
+        self._check(x)
         if self.gate.config.scope != "sample" or x.shape[0] == 1:
             return self._forward(x)
         return _stack([self._forward(x[i : i + 1]) for i in range(x.shape[0])])
 
+    def microbatches(self, x: Tensor, size: int) -> Iterator[tuple[slice, Any]]:
+        """A batch in parts of at most `size` samples, under one decision: its gradient, with the activations of a part.
+
+        So a device with little memory can afford more of the model. The gate, which decides for the whole batch, gets
+        its gradient when the loop ends. Layers that look across a batch (BatchNorm) see a part of it.
+
+        >>> import pfedgate
+        >>> x, y = torch.randn(32, 64), torch.randint(10, (32,))
+        >>> gated = pfedgate.gate(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), x, budget=0.5)
+        >>> optimizer = gated.optimizer(lr=0.1)
+        >>> for rows, output in gated.microbatches(x, 8):
+        ...     loss = nn.functional.cross_entropy(output, y[rows], reduction="sum") / len(x)
+        ...     loss.backward()
+        >>> optimizer.step()
+        """
+        self._check(x)
+        if size < 1:
+            raise ValueError(f"a microbatch has at least one sample, not {size}")
+        if self.gate.config.scope == "sample":
+            raise ValueError("with scope 'sample' every sample has its own blocks: there is nothing to share")
+        selection, out = self.select(x)
+        decided = [selection.adapted] if out.shift is None else [selection.adapted, out.shift]
+        # What the gate decided is cut off from how it came to it, so that each part's graph can be freed.
+        held = [value.detach().requires_grad_(value.requires_grad) for value in decided]
+        run = self._runner(selection.live)
+        edges = np.linspace(0, len(x), -(-len(x) // size) + 1).astype(int).tolist()  # even parts: none is a lone sample
+        for rows in itertools.starmap(slice, itertools.pairwise(edges)):
+            yield rows, run(x[rows], *held)
+        found = [(value, leaf.grad) for value, leaf in zip(decided, held, strict=True) if leaf.grad is not None]
+        torch.autograd.backward([value for value, _ in found], [gradient for _, gradient in found])
+
     # -- parts
+    def _check(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"a gated model takes a batch as a torch.Tensor, got {type(x).__name__}")
+        if x.ndim == 0 or x.shape[0] == 0:
+            raise ValueError("the batch is empty; give at least one sample")
+
     def _forward(self, x: Tensor) -> Any:
         selection, out = self.select(x)
-        live, weights = selection.live, selection.adapted
+        run = self._runner(selection.live)
+        return run(x, selection.adapted) if out.shift is None else run(x, selection.adapted, out.shift)
+
+    def _runner(self, live: Live) -> Callable[..., Any]:
+        """The adapted model for one selection: (input, M', shift of the classes) -> output."""
         if torch.is_grad_enabled():
             self.trained = live
-        if self.execution == "masked" or self._program().differs():
-            y = masked(self.model, self.plan, live, weights, self.compensate, x)
-        else:
-            y = Sliced(self._program(), live, weights, self._fetch(live))(x)
-        return y if out.shift is None else y + out.shift
+        whole = self.execution == "masked" or self._program().differs()
+        fetch = None if whole else self._fetch(live)
+
+        def run(x: Tensor, weights: Tensor, shift: Tensor | None = None) -> Any:
+            if fetch is None:
+                y = masked(self.model, self.plan, live, weights, self.compensate, x)
+            else:
+                y = Sliced(self._program(), live, weights, fetch)(x)
+            return y if shift is None else y + shift
+
+        return run
 
     def _program(self) -> Program:
         if self._bound is None or self._bound.model is not self.model:
@@ -199,12 +244,15 @@ class GatedModel(nn.Module):
         def fetch(name: str, parameter: nn.Parameter) -> Tensor:
             # A leaf of its own: its gradient has the size of what is live, not of the model.
             values, large = parameter.detach(), live.size(name) >= _LARGE and bool(live.axes(name))
-            leaf = leaves[name] = cut(values, name, live) if large else part(values, name, live)
-            leaf.requires_grad_(parameter.requires_grad)
-            if leaf.requires_grad and large:
-                leaf.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
-                return leaf.view_as(leaf)  # a graph that is kept saves this, and can run backward again
-            return leaf
+            leaf = leaves.get(name)
+            if leaf is None:
+                leaf = leaves[name] = cut(values, name, live) if large else part(values, name, live)
+                leaf.requires_grad_(parameter.requires_grad)
+                if leaf.requires_grad and large:
+                    leaf.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]
+            elif large:
+                leaf.data = cut(values, name, live)  # freed after the microbatch before
+            return leaf.view_as(leaf) if leaf.requires_grad and large else leaf  # kept by a graph that runs again
 
         return fetch
 

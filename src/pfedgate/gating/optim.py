@@ -49,8 +49,8 @@ class Route(NamedTuple):
 class LiveOptimizer(torch.optim.Optimizer):
     """SGD, Adam or AdamW on the live entries of theta, and the same kind with rate `gate_lr` on the gate.
 
-    One step belongs to one forward pass. `clip` bounds the L2 norm of the gradients of theta and of the gate,
-    separately. Weight decay applies to live entries of theta only.
+    One step belongs to one forward pass, or to all of one `GatedModel.microbatches`. `clip` bounds the L2 norm of the
+    gradients of theta and of the gate, separately. Weight decay applies to live entries of theta only.
 
     To torch it is an optimiser with two groups of parameters, theta and the gate: schedules of rates, `state_dict` and
     `load_state_dict` work. But gradients of theta have the size of what is live and are not in `parameters().grad`, so
@@ -231,11 +231,13 @@ class LiveOptimizer(torch.optim.Optimizer):
     def _restoring(self, name: str, live: Live) -> float:
         """W' = W / c would move 1 / c^2 times too far in a step of SGD, and few live inputs would mean chaos.
 
-        With c = sqrt(rho) a further root of the live share rho: tried on FEMNIST, better than none and than a square.
+        With c = sqrt(rho) also times the root of live units over live inputs: the rate that suits a layer grows with
+        its outputs over its inputs (Yang, Simon, Bernstein: A Spectral Condition for Feature Learning, 2023), and then
+        one rate suits all budgets. The root did better than the whole in our trials (what-makes-gating-work.md).
         """
-        share = live.share_read(name)
-        divisor = compensation(self.gated.compensate, share)
-        return divisor**2 * (share**0.5 if self.gated.compensate == "sqrt" else 1.0)
+        read = live.share_read(name)
+        divisor = compensation(self.gated.compensate, read)
+        return divisor**2 * (math.sqrt(live.share_written(name) / read) if self.gated.compensate == "sqrt" else 1.0)
 
     def _update(
         self, group: dict[str, Any], values: list[Tensor], gradients: list[Tensor], slots: list[list[Tensor]],
