@@ -56,7 +56,7 @@ def test_curves_go_by_s() -> None:
         budgets = [point["row"].settings["clients.budget"] for point in line]
         assert budgets == sorted(set(budgets))
     names = {point["row"].name for line in curves.values() for point in line}
-    assert rows.TWICE.name not in names  # two epochs are no point of the curve of one
+    assert rows.PARTS.name not in names  # another curve than that of whole batches
     assert [len(line) for name, line in curves.items() if "pFedGate" in name] == [4] * 4
 
 
@@ -64,7 +64,7 @@ def test_marks_can_be_told_apart_and_read() -> None:
     figure = painted()
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(labels) == len(set(labels))
-    assert any("two epochs" in label for label in labels)
+    assert any("four microbatches" in label for label in labels)
     assert {"FedAvg", "FedEM", "HeteroFL, over s", "HeteroFL, s = .55 mixed"} <= set(labels)
     drawn = {line.get_label(): line for line in figure.axes[0].lines if line.get_label() in labels}
     looks = [(d.get_marker(), d.get_linestyle(), d.get_color(), d.get_markerfacecolor()) for d in drawn.values()]

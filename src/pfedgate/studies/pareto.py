@@ -112,8 +112,8 @@ def _name(shift: bool, resources: str) -> str:
 def _short(name: str) -> str:
     """A row's name as a legend has room for it.
 
-    >>> _short("HeteroFL, s = .55 (10 % whole, 90 % half)"), _short("pFedGate, s = 0.3, all resources, two epochs")
-    ('HeteroFL, s = .55 mixed', 'pFedGate, s = 0.3 of all, two epochs')
+    >>> _short("HeteroFL, s = .55 (10 % whole, 90 % half)"), _short("pFedGate, s = 0.3, all resources, four microbatches")
+    ('HeteroFL, s = .55 mixed', 'pFedGate, s = 0.3 of all, four microbatches')
     """
     start, mixed, _ = name.partition(" (")
     return start.replace(", all resources", " of all") + " mixed" * bool(mixed)
