@@ -56,9 +56,9 @@ STUDIES = (
         note="Acc and bottom decile are on test data, in the round that was best on validation data. Rows with ± are "
         "means over seeds: of the five best on validation data, FedAvg, and both sides of a must that the first seed "
         "leaves within a point (of bottom deciles: three) either way. The others are of the first seed. Microbatches "
-        "are parts of a batch, computed one after the other. They, and steps that suit a layer's live units and inputs, were "
-        "worked out after .3 of all resources had turned out below FedAvg on FEMNIST's test data; every choice among "
-        "them was made on validation data.",
+        "are parts of a batch, computed one after the other. They, and steps that suit a layer's live units and "
+        "inputs, were worked out after .3 of all resources had turned out below FedAvg on FEMNIST's test data; every "
+        "choice among them was made on validation data.",
     ),
     Study("table2", "Time and memory of a training step", measure="steps"),
     Study(

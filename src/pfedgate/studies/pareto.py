@@ -79,7 +79,7 @@ def points_of(outcomes: Outcomes, column: str, costs: Mapping[str, Record]) -> l
 def curves_of(points: Sequence[Record]) -> dict[str, list[Record]]:
     """Points of methods with a budget, by the curve's name, from the smallest s to the largest.
 
-    What is trained for other epochs than the rest is no point of their curve, and neither are mixed budgets.
+    What is trained in microbatches is no point of the curve of whole batches, and neither are mixed budgets.
     """
     found: dict[str, list[Record]] = {}
     for point in points:
@@ -93,7 +93,7 @@ def curves_of(points: Sequence[Record]) -> dict[str, list[Record]]:
 
 def _budgeted(row: Row) -> bool:
     one = isinstance(row.settings.get("clients.budget"), float)
-    return row.method in ("pfedgate", "heterofl") and one and "train.epochs" not in row.settings
+    return row.method in ("pfedgate", "heterofl") and one and "algorithm.microbatches" not in row.settings
 
 
 def _curves(row: Row) -> list[str]:
@@ -112,8 +112,8 @@ def _name(shift: bool, resources: str) -> str:
 def _short(name: str) -> str:
     """A row's name as a legend has room for it.
 
-    >>> _short("HeteroFL, s = .55 (10 % whole, 90 % half)"), _short("pFedGate, s = 0.3, all resources, four microbatches")
-    ('HeteroFL, s = .55 mixed', 'pFedGate, s = 0.3 of all, four microbatches')
+    >>> _short("HeteroFL, s = .55 (10 % whole, 90 % half)"), _short("pFedGate, s = 0.3, all resources, in parts")
+    ('HeteroFL, s = .55 mixed', 'pFedGate, s = 0.3 of all, in parts')
     """
     start, mixed, _ = name.partition(" (")
     return start.replace(", all resources", " of all") + " mixed" * bool(mixed)
