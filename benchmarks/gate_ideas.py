@@ -9,32 +9,70 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import torch
+from torch import Tensor, nn
 
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.gating.budget import Budget
+from pfedgate.gating.features import Features, Reader
 from pfedgate.gating.gate import GateOutput
+from pfedgate.gating.live import Live
 from pfedgate.gating.model import GatedModel, Selection
+from pfedgate.gating.optim import LiveOptimizer
 from pfedgate.personal import Personal, Setting
-from pfedgate.types import Local, State, Update
+from pfedgate.types import CPU, Local, State, Update
+
+UNITS = 4  # of the first layer, that a gate may read
+
+
+class FirstLayer(Reader):
+    """Reads what the first units of a model's first layer make of a batch, instead of the batch."""
+
+    layer: nn.Conv2d
+
+    def __init__(self, example: Tensor, pool: int, **options: Any) -> None:
+        super().__init__(example[:, :1].repeat(1, UNITS, 1, 1), pool, **options)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Features:
+        with torch.no_grad():
+            seen = nn.functional.conv2d(x, self.layer.weight[:UNITS], self.layer.bias[:UNITS])
+            return super().__call__(seen.relu_(), dtype)
+
+
+# What gradients of W are multiplied with, by live shares of a layer's inputs and units. W' = W / sqrt(inputs), so the
+# root of both lets W' move by the root of units over inputs; the others were before it, and more of the same.
+STEPS: dict[str, Callable[[float, float], float]] = {
+    "inputs": lambda inputs, units: inputs**1.5,
+    "root": lambda inputs, units: (inputs * units) ** 0.5,
+    "units": lambda inputs, units: units,
+    "first layer": lambda inputs, units: inputs**1.5 if inputs < 1 else units,
+}
 
 
 @dataclass(frozen=True)
 class Tried(PFedGate):
-    """With exploration, whole steps, a budget that starts at 1, other features, outputs that may be dropped."""
+    """With exploration, whole steps, a budget that starts at 1, other features or rates, outputs that may drop."""
 
     noise: float = 0.0  # of importances, before their sigmoid, drawn once a round; fades out over the first half
     whole_every: int = 0  # every so many steps all blocks live, whatever the budget
     warm_up: int = 0  # rounds in which budgets shrink from 1 to what they are
-    features: Literal["pooled", "patches"] = "pooled"
+    features: Literal["pooled", "patches", "first layer"] = "pooled"
     keep_output: bool = True
+    steps: str = "root"  # of STEPS
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
-        gated = self._workspace(local.device).gated
-        with mock.patch.object(gated, "choose", self._chooser(gated, local)):
+        gated, rule = self._workspace(local.device).gated, STEPS[self.steps]
+
+        def restoring(_: LiveOptimizer, name: str, live: Live) -> float:
+            return rule(live.share_read(name), live.share_written(name))
+
+        with (
+            mock.patch.object(gated, "choose", self._chooser(gated, local)),
+            mock.patch.object(LiveOptimizer, "_restoring", restoring),
+        ):
             return super().train(got, private, local)
 
     def _chooser(self, gated: GatedModel, local: Local) -> Callable[[GateOutput], Selection]:
@@ -58,8 +96,18 @@ class Tried(PFedGate):
             personal.gated.rebudget(self._budget(replace(local.card, budget=share)))
         return personal
 
+    def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
+        if self.features != "first layer":
+            return super()._workspace(device, setting)
+        with mock.patch("pfedgate.gating.gate.Reader", FirstLayer):
+            personal = super()._workspace(device, setting)
+        personal.gated.gate.reader.layer = next(m for m in personal.gated.model.modules() if isinstance(m, nn.Conv2d))
+        return personal
+
     @property
     def _setting(self) -> Setting:
         usual = super()._setting
         options = tuple(sorted({**dict(usual.options), "keep_output": self.keep_output}.items()))
+        if self.features == "first layer":  # more room than usual, and thereby a workspace of its own
+            return replace(usual, gate=replace(usual.gate, max_share=0.25), options=options)
         return replace(usual, gate=replace(usual.gate, features=self.features), options=options)

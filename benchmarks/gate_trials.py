@@ -108,6 +108,23 @@ TRIALS: dict[str, Trial] = {
             "Adam": {"optim": "adam", "lr": 0.003, "gate_lr": 0.003},
         },
     ),
+    # Until here gradients were multiplied with (live share of inputs)^1.5; from here on as gate_ideas.STEPS says.
+    **around(
+        "shift, nested, s = 0.3, all, steps",
+        {"lr": 0.2, "shift": True, "budget": 0.3, **NESTED, **TRIED},
+        {
+            "by inputs": {"steps": "inputs"},
+            "by the root (the default)": {"steps": "root"},
+            "by units": {"steps": "units"},
+            "by the root, first layer's activations": {"features": "first layer"},
+            "by the root, compensation learned by M": {"compensate": "none", "gate_lr": 0.1},
+        },
+    ),
+    **around(
+        "shift, nested, s = 0.5, params, steps",
+        {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED, **TRIED},
+        {"by the root": {"steps": "root"}, "by units": {"steps": "units"}},
+    ),
 }
 
 FEMNIST: dict[str, Trial] = {
@@ -161,6 +178,18 @@ FEMNIST: dict[str, Trial] = {
             "two epochs": {"epochs": 2},
             "two epochs, lr 0.03": {"epochs": 2, "lr": 0.03},
             "shift, budget from 1 in 10 rounds": {**TRIED, "shift": True, "warm_up": 10},
+        },
+    ),
+    **around(
+        "s = 0.3, all, shift, steps",
+        {"lr": 0.05, "budget": 0.3, "smallest": 0.1, "shift": True, **NESTED, **TRIED},
+        {
+            "by the root": {},
+            "by units": {"steps": "units"},
+            "by units, lr 0.03": {"steps": "units", "lr": 0.03},
+            "by units in the first layer, lr 0.1": {"steps": "first layer", "lr": 0.1},
+            "by the root, two microbatches": {"microbatches": 2},
+            "by the root, four microbatches": {"microbatches": 4},
         },
     ),
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
