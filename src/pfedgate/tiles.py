@@ -58,12 +58,11 @@ class Tiles:
 
     def positions(self, ids: Tensor) -> Tensor:
         """Positions in the vector of these tiles, one after the other."""
-        ids = ids.long()
-        sizes = self.sizes[ids]
-        ends = sizes.cumsum(0)
-        total = int(ends[-1]) if len(ends) else 0
-        within = torch.arange(total) - torch.repeat_interleave(ends - sizes, sizes, output_size=total)
-        return self.order[torch.repeat_interleave(self.starts[ids], sizes, output_size=total) + within]
+        return torch.cat([self.order[:0], *(self.order[start:stop] for start, stop in self.runs(ids))])
+
+    def take(self, vector: Tensor, ids: Tensor) -> Tensor:
+        """The values of these tiles, run by run: indices of all of them would be twice as large as the values."""
+        return torch.cat([vector[:0], *(vector[self.order[start:stop]] for start, stop in self.runs(ids))])
 
     def runs(self, ids: Tensor) -> Iterator[tuple[int, int]]:
         """Where these tiles lie in `order`, neighbours together."""
@@ -77,7 +76,7 @@ class Tiles:
 
 def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles, *, half: bool = False) -> State:
     """These tiles of a vector as a sparse update; `half` sends float16 (meant for differences)."""
-    values = vector.detach().cpu()[tiles.positions(ids)]
+    values = tiles.take(vector.detach().cpu(), ids)
     return {BLOCKS: ids.to(torch.int32), VALUES: values.to(torch.float16 if half else torch.float32)}
 
 

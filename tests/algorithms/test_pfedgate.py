@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pfedgate import algorithms, data, engine, models
+from pfedgate import algorithms, data, engine, measure, models
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.gating import timing
 from pfedgate.gating.gate_config import GateConfig
@@ -272,6 +272,22 @@ def test_predicting_per_client_does_not_depend_on_the_batch(task: Task, federati
     model = algorithm.predictor(got, ready, one.card)
     x = federation.prepare(one.train.x[:6])
     torch.testing.assert_close(model(x)[:2], model(x[:2]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_needs_less_memory_for_less_of_the_model(federation: data.Federation) -> None:
+    """Packing what is sent takes no more than training did."""
+    model = partial(models.build, "mlp", federation.input_shape, federation.classes, hidden=[2048, 1024])
+    example = federation.prepare(federation.part(federation.clients[0], "train").x[:8])
+    algorithm = make(Task(model=model, example=example, optim=Optim(lr=0.05, momentum=0.9), batch=32))
+    got, peaks = algorithm.init_server(0), []
+    for budget in (0.1, 0.3, 1.0):
+        one = local(federation, budget=budget)
+        private = algorithm.init_client(got, one)
+        algorithm.train(got, private, one)
+        peaks.append(measure.peak_bytes(partial(algorithm.train, got, private, one)))
+    size = 4 * sum(value.numel() for value in got.values())
+    assert peaks[0] < 1.5 * size  # momentum of the model's size, and little else
+    assert peaks[0] < peaks[1] < 0.6 * peaks[2]
 
 
 def test_damaged_updates_are_named(task: Task, federation: data.Federation) -> None:

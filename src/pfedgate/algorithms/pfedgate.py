@@ -105,21 +105,13 @@ class PFedGate(SendsTiles):
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local)
-        optim, factor = self.task.optim, local.round.factor
-        stepper = personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
-        stepper.recall(inside("optim/", private))
-        joint = "bi_level" not in (self._setting.deviations or ())
-        if not joint:
-            loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
-        step = personal.step if joint else personal.step_model
-        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
-        packed, residual = self.pack(got, personal.vector(), personal.live_tiles(stepper), private)
+        loss, live, memory = self._fit(personal, private, local)
+        packed, residual = self.pack(got, personal.vector(), live, private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **personal.buffers_state()}
-        kept = stepper.memory() if optim.persist_momentum else {}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**under("gate/", personal.gate_state()), **residual, **under("optim/", kept)},
+            {**under("gate/", personal.gate_state()), **residual, **under("optim/", memory)},
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
@@ -165,6 +157,21 @@ class PFedGate(SendsTiles):
         }
 
     # -- parts
+    def _fit(self, personal: Personal, private: State, local: Local) -> tuple[float, Tensor, State]:
+        """Train: the loss, the tiles that were live, what the optimiser keeps for the next round.
+
+        A method of its own, so that momentum of the model's size is gone before the upload is packed.
+        """
+        optim, factor = self.task.optim, local.round.factor
+        stepper = personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
+        stepper.recall(inside("optim/", private))
+        joint = "bi_level" not in (self._setting.deviations or ())
+        if not joint:
+            loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
+        step = personal.step if joint else personal.step_model
+        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
+        return loss, personal.live_tiles(stepper), stepper.memory() if optim.persist_momentum else {}
+
     @property
     def names(self) -> tuple[str, ...]:
         """The model's parameters, in the order of the plan."""
