@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pfedgate import algorithms, data, engine, measure, models
 from pfedgate.algorithms.pfedgate import PFedGate
@@ -186,6 +188,18 @@ def test_microbatches_allow_as_many_times_the_activations_and_train_alike(
         assert torch.allclose(value, parts.server[name], rtol=1e-3, atol=1e-5), name
     assert not all(torch.allclose(value, fewer.server[name], rtol=1e-3) for name, value in once.server.items())
     assert max(score.stats["density"] for score in parts.scores) <= 0.3
+
+
+def test_microbatches_of_a_model_with_batch_norm_are_never_single_samples(federation: data.Federation) -> None:
+    """As many parts as samples: still two or three at a time, and the budget counts them."""
+    example = federation.prepare(federation.part(federation.clients[0], "train").x[:8])
+    layers = nn.Flatten(), nn.Linear(64, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 10)
+    for batch in range(3, 9):
+        task = Task(model=partial(copy.deepcopy, nn.Sequential(*layers)), example=example, batch=batch)
+        algorithm = make(task, microbatches=batch)
+        assert algorithm._budget(Card("a", 1, 0.2)).activation_bytes == pytest.approx(min(0.2 * batch / 3, 1))
+        result = engine.run(algorithm, federation, engine.Options(rounds=1, budget=0.8))
+        assert result.history[-1]["after_broadcast"]["accuracy"] > 0
 
 
 def test_microbatches_are_parts_of_a_batch(task: Task) -> None:

@@ -36,7 +36,7 @@ from pfedgate.sparse import SendsTiles
 from pfedgate.tensors import inside, under
 from pfedgate.tiles import BLOCKS, Tiles
 from pfedgate.types import CPU, Card, Local, State, Update
-from pfedgate.workspace import Batch
+from pfedgate.workspace import Batch, smallest_batch
 
 
 @register("pfedgate")
@@ -203,8 +203,9 @@ class PFedGate(SendsTiles):
 
     @property
     def _size(self) -> int | None:
-        """Samples of a microbatch."""
-        return None if self.microbatches == 1 else self.task.batch // self.microbatches
+        """Samples of a microbatch; with BatchNorm so many that none of the even parts of a batch is a single one."""
+        least = 2 * smallest_batch(self.task.model) - 1
+        return None if self.microbatches == 1 else max(least, self.task.batch // self.microbatches)
 
     def _budget(self, card: Card) -> Budget:
         plan, value = self._workspace().gated.plan, card.budget
