@@ -120,13 +120,13 @@ class Personal(nn.Module):
             value = loss(self.gated(batch.x), batch.y).mean()
             value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
-        total = batch.x.new_zeros(())
+        values = []
         for rows, output in self.gated.microbatches(batch.x, size):
             y = batch.y[rows]
             value = loss(output, y).mean() * (len(y) / batch.n)
             value.backward()  # type: ignore[no-untyped-call]
-            total += value.detach()
-        return total
+            values.append(value.detach())
+        return torch.stack(values).sum()
 
     def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
         """Tiles that were live in at least one step."""

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -200,6 +201,21 @@ def test_microbatches_of_a_model_with_batch_norm_are_never_single_samples(federa
         assert algorithm._budget(Card("a", 1, 0.2)).activation_bytes == pytest.approx(min(0.2 * batch / 3, 1))
         result = engine.run(algorithm, federation, engine.Options(rounds=1, budget=0.8))
         assert result.history[-1]["after_broadcast"]["accuracy"] > 0
+
+
+def test_tokens_are_split_too() -> None:
+    random = np.random.default_rng(0)
+    tokens, labels = random.integers(0, 20, (60, 9)), random.integers(0, 3, 60)
+    fed = data.from_arrays(tokens, labels, owners=["anna", "bert"] * 30)
+    layers = nn.Embedding(20, 16), nn.Flatten(), nn.Linear(144, 256), nn.ReLU(), nn.Linear(256, 3)
+    example = torch.from_numpy(tokens[:4])
+    results = []
+    for parts in (1, 3):
+        task = Task(model=partial(copy.deepcopy, nn.Sequential(*layers)), example=example, batch=12)
+        algorithm = make(task, microbatches=parts, resources="params")
+        results.append(engine.run(algorithm, fed, engine.Options(rounds=1, budget=0.5)).server)
+    for name, value in results[0].items():
+        assert torch.allclose(value, results[1][name], rtol=1e-3, atol=1e-5), name
 
 
 def test_microbatches_are_parts_of_a_batch(task: Task) -> None:

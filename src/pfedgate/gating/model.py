@@ -193,11 +193,12 @@ class GatedModel(nn.Module):
         # What the gate decided is cut off from how it came to it, so that each part's graph can be freed.
         held = [value.detach().requires_grad_(value.requires_grad) for value in decided]
         run = self._runner(selection.live)
-        edges = np.linspace(0, len(x), -(-len(x) // size) + 1).astype(int).tolist()  # even parts: none is a lone sample
+        edges = np.linspace(0, len(x), -(-len(x) // size) + 1).astype(int).tolist()  # as even as can be
         for rows in itertools.starmap(slice, itertools.pairwise(edges)):
             yield rows, run(x[rows], *held)
         found = [(value, leaf.grad) for value, leaf in zip(decided, held, strict=True) if leaf.grad is not None]
-        torch.autograd.backward([value for value, _ in found], [gradient for _, gradient in found])
+        if found:
+            torch.autograd.backward([value for value, _ in found], [gradient for _, gradient in found])
 
     # -- parts
     def _check(self, x: Tensor) -> None:
