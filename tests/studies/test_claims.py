@@ -89,11 +89,13 @@ def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, found
     assert set(repeated(rows.study, rows, "data", 0)) == {"weak", "strong"} | ({"gate a"} if found else set())
 
 
-def test_so_is_every_opponent_that_is_as_close() -> None:
+@pytest.mark.parametrize(("weak", "found"), [(0.498, True), (0.493, False)])
+def test_so_is_every_opponent_that_may_be_the_hardest(weak: float, found: bool) -> None:
+    """Who is a point behind the hardest one will not decide, even if it is within a point of ours."""
     rows = outcomes(
-        {"gate a": {0: (0.9, 0.5)}, "gate b": {0: (0, 0)}, "weak": {0: (0, 0.495)}, "strong": {0: (0, 0.505)}}
+        {"gate a": {0: (0.9, 0.5)}, "gate b": {0: (0, 0)}, "weak": {0: (0, weak)}, "strong": {0: (0, 0.505)}}
     )
-    assert close(rows, "data") == ["gate a", "weak", "strong"]
+    assert close(rows, "data") == ["gate a", *["weak"] * found, "strong"]
 
 
 def test_the_first_seed_is_what_all_rows_have() -> None:

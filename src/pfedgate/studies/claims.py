@@ -33,8 +33,8 @@ def claims(outcomes: Outcomes, column: str) -> list[Record]:
         wanted = {"must": claim.must, "aim": claim.aim, "kept": kept, "reached": aimed}
         rivals: list[str] = []
         if claim.must is not None and abs(points - claim.must) < claim.chance:  # other seeds may say otherwise
-            nearest = claim.must + claim.chance
-            rivals = [name for name in others if gaps[name] and 100 * fmean(gaps[name]) < nearest]
+            decisive = min(claim.must, points) + claim.chance  # who is farther behind will not be the hardest
+            rivals = [name for name in others if gaps[name] and 100 * fmean(gaps[name]) < decisive]
         found.append({**told, "points": points, **wanted, "rivals": rivals})
     return found
 

@@ -14,7 +14,11 @@ MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
 
 CIFAR10, FEMNIST = Column("CIFAR-10", "cifar10"), Column("FEMNIST", "femnist")
 FEW_CLASSES = Column(
-    "CIFAR-10", "cifar10", {"data.partition": "pathological", "data.clients": 10}, "10 clients of few classes"
+    "CIFAR-10",
+    "cifar10",
+    # The recipe's rate was found on clients of many classes; here gates stay at chance for dozens of rounds with it.
+    {"data.partition": "pathological", "data.clients": 10, "train.lr": 0.01},
+    "10 clients of few classes",
 )
 EMNIST, CIFAR100 = Column("EMNIST", "emnist"), Column("CIFAR-100", "cifar100")
 
@@ -123,7 +127,7 @@ CLAIMS = (
     ),
     Claim(
         "bottom decile: best variant, s = .5 of the parameters, minus best baseline", both(0.5), number=WORST, aim=5,
-        chance=3,  # one image of one of FEMNIST's writers
+        chance=4,  # its deviation over seeds on FEMNIST
     ),
     Claim("best variant, s = .1 of the parameters, minus FedAvg", both(0.1), ("FedAvg",), must=None, aim=0),
 )  # fmt: skip
