@@ -7,7 +7,7 @@ per model and setting. It is working memory only: `load` overwrites every parame
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -72,12 +72,17 @@ class Personal(nn.Module):
     def gate_state(self) -> State:
         return {name: value.detach().clone() for name, value in self.gated.gate.state_dict().items()}
 
-    def vector(self) -> Tensor:
-        """theta as one vector, in the order of the plan."""
-        return flat({name: p.detach() for name, p in self.gated.model.named_parameters()})
+    def vector(self, without: Collection[str] = ()) -> Tensor:
+        """theta as one vector, in the order of the plan, but for some parameters."""
+        return flat({name: p.detach() for name, p in self.gated.model.named_parameters() if name not in without})
 
     def buffers_state(self) -> State:
         return {name: value.clone() for name, value in persistent_buffers(self.gated.model).items()}
+
+    def part(self, names: Collection[str]) -> State:
+        """Some of the model's parameters and buffers."""
+        own = {**dict(self.gated.model.named_parameters()), **persistent_buffers(self.gated.model)}
+        return {name: value.detach().clone() for name, value in own.items() if name in names}
 
     # -- work
     def optimizer(self, optim: Optim, *, lr: float, gate_lr: float) -> LiveOptimizer:
@@ -100,12 +105,17 @@ class Personal(nn.Module):
         self._count(batch)
         return value
 
-    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
-        """One step of the gate alone, on a model that stands still."""
+    def step_gate(
+        self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None, own: Collection[str] = ()
+    ) -> Tensor:
+        """One step of the gate, and of a client's own parameters, on a model that stands still otherwise."""
         optimizer.zero_grad()
-        with _frozen(self.gated.model):
+        with _frozen(self.gated.model, own):
             value = self._backward(loss, batch, size)
-        optimizer.step_gate()
+        if own:
+            optimizer.step()
+        else:
+            optimizer.step_gate()
         self._count(batch)
         return value
 
@@ -128,12 +138,13 @@ class Personal(nn.Module):
             values.append(value.detach())
         return torch.stack(values).sum()
 
-    def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
-        """Tiles that were live in at least one step."""
+    def live_tiles(self, optimizer: LiveOptimizer, without: frozenset[str] = frozenset()) -> Tensor:
+        """Tiles that were live in at least one step, but for those of some parameters."""
+        tiles = plan_tiles(self.gated.plan, without)
         if isinstance(self.gated, AuthorsModel) and "dense_upload" in self.gated.chosen:
-            return torch.arange(plan_tiles(self.gated.plan).count)
+            return torch.arange(tiles.count)
         kept = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
-        return torch.from_numpy(plan_tiles(self.gated.plan).live(kept))
+        return torch.from_numpy(tiles.live(kept))
 
     def remember(self, task: Task, local: Local) -> None:
         """Show the gate all of the client's training data, for decisions per client."""
@@ -177,9 +188,9 @@ class Personal(nn.Module):
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+def _frozen(model: nn.Module, but: Collection[str] = ()) -> Iterator[None]:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in but)
     try:
         yield
     finally:
@@ -202,15 +213,15 @@ def _workspace(task_model: Any, example: Tensor, setting: Setting, device: torch
 
 
 @lru_cache(maxsize=16)
-def plan_tiles(plan: Any) -> PlanTiles:
+def plan_tiles(plan: Any, without: frozenset[str] = frozenset()) -> PlanTiles:
     """The tiles of a plan; made once."""
-    return PlanTiles(plan)
+    return PlanTiles(plan, without)
 
 
 @lru_cache(maxsize=16)
-def wire_tiles(plan: Any) -> Tiles:
+def wire_tiles(plan: Any, without: frozenset[str] = frozenset()) -> Tiles:
     """The same for packing and merging."""
-    tiles = plan_tiles(plan)
+    tiles = plan_tiles(plan, without)
     return Tiles.of(torch.from_numpy(tiles.owner), tiles.count)
 
 

@@ -3,7 +3,8 @@
 Chen, Yao, Gao, Ding, Li: Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
 Shared: the model (theta). Private: the gate (phi), which sees a batch, weighs every block of the model and keeps the
 most important ones that fit the client's budget. A client uploads only what was live at least once in its round, and
-the server averages each part over the clients that sent it (Algorithm 1).
+the server averages each part over the clients that sent it (Algorithm 1). With `own`, layers of the client's own are
+private too: the server never has them. A novel client trains these and its gate.
 
 Where we depart, and why: docs/explanation/what-makes-gating-work.md (M around 1, normalisation over blocks, pooled
 features, unit blocks, a start from the client's labels; as published, the gate does not train). `variant="paper"` is
@@ -18,10 +19,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from pfedgate import parts
 from pfedgate.algorithms import register
 from pfedgate.gating.authors import deviations
 from pfedgate.gating.budget import Budget
 from pfedgate.gating.gate_config import GateConfig
+from pfedgate.gating.optim import LiveOptimizer
 from pfedgate.local import loop
 from pfedgate.personal import (
     Personal,
@@ -33,7 +36,7 @@ from pfedgate.personal import (
     workspace,
 )
 from pfedgate.sparse import SendsTiles
-from pfedgate.tensors import inside, under
+from pfedgate.tensors import inside, split, under
 from pfedgate.tiles import BLOCKS, Tiles
 from pfedgate.types import CPU, Card, Local, State, Update
 from pfedgate.workspace import Batch, smallest_batch
@@ -57,6 +60,8 @@ class PFedGate(SendsTiles):
     variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
     deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
     shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
+    # Private layers beside the gate, by name; "first": the first one, where clients differ in how things look.
+    own: parts.Names = ()
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
@@ -91,7 +96,15 @@ class PFedGate(SendsTiles):
             )
         if self.microbatches > 1 and self.variant is not None:
             raise ValueError("microbatches are ours: leave them out with variant='paper' or 'authors'")
+        if self._own and self.variant is not None:
+            raise ValueError("private layers are ours: leave own out with variant='paper' or 'authors'")
+        if not parts.rest(self.task, self._own):
+            raise ValueError("own names all layers, so nothing would be shared: name some, or use local_only")
         _ = self._setting  # a wrong name fails here, not on a client
+
+    def init_server(self, seed: int) -> State:
+        """The model, without layers of clients' own."""
+        return parts.init_shared(self.task, self._own, seed)
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate."""
@@ -100,30 +113,30 @@ class PFedGate(SendsTiles):
         gate = fresh_gate(personal, self._budget(local.card), local.round.seed, *path)
         if self.start == "labels" and not self.gate_ones and self.variant is None:
             start_at_labels(personal, gate, local.train.y, self.ignore)
-        return under("gate/", gate)
+        return {**under("gate/", gate), **parts.init_own(self.task, self._own, local.round.seed)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local)
         loss, live, memory = self._fit(personal, private, local)
-        packed, residual = self.pack(got, personal.vector(), live, private)
+        packed, residual = self.pack(got, personal.vector(self._own), live, private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
-        shared = {**packed, **personal.buffers_state()}
+        shared = {**packed, **split(personal.buffers_state(), self._own.__contains__)[1]}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**under("gate/", personal.gate_state()), **residual, **under("optim/", memory)},
+            {**self._private(personal), **residual, **under("optim/", memory)},
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client trains its gate; the model stays as it is."""
-        personal = self._load(got, private, local)
-        stepper = personal.optimizer(self.task.optim, lr=0.0, gate_lr=self.gate_lr * local.round.factor)
+        """A novel client trains its gate, and layers of its own; the shared model stays as it is."""
+        personal, own = self._load(got, private, local), parts.parameters(self.task, self._own)
+        stepper = self._stepper(personal, local)
 
         def step(batch: Batch) -> Tensor:
-            return personal.step_gate(stepper, self.task.loss, batch, self._size)
+            return personal.step_gate(stepper, self.task.loss, batch, self._size, own)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
-        return under("gate/", personal.gate_state())
+        return self._private(personal)
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With predict="client": what the gate makes of all of the client's training data."""
@@ -131,14 +144,14 @@ class PFedGate(SendsTiles):
             return private
         personal = self._workspace(local.device, predicting(self._setting, self.predict))
         gate = {**personal.gate_state(), **inside("gate/", private)}
-        personal.load(got, gate, self._budget(local.card))
+        personal.load(parts.join(got, private), gate, self._budget(local.card))
         personal.remember(self.task, local)
-        return under("gate/", personal.gate_state())
+        return self._private(personal)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
         personal = self._workspace(setting=predicting(self._setting, self.predict))
-        personal.load(got, inside("gate/", private), self._budget(card))
+        personal.load(parts.join(got, private), inside("gate/", private), self._budget(card))
         return personal.copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
@@ -162,25 +175,37 @@ class PFedGate(SendsTiles):
 
         A method of its own, so that momentum of the model's size is gone before the upload is packed.
         """
-        optim, factor = self.task.optim, local.round.factor
-        stepper = personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
+        stepper = self._stepper(personal, local)
         stepper.recall(inside("optim/", private))
         joint = "bi_level" not in (self._setting.deviations or ())
         if not joint:
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
         loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
-        return loss, personal.live_tiles(stepper), stepper.memory() if optim.persist_momentum else {}
+        memory = stepper.memory() if self.task.optim.persist_momentum else {}
+        return loss, personal.live_tiles(stepper, self._own), memory
+
+    def _stepper(self, personal: Personal, local: Local) -> LiveOptimizer:
+        optim, factor = self.task.optim, local.round.factor
+        return personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
+
+    def _private(self, personal: Personal) -> State:
+        return {**under("gate/", personal.gate_state()), **under(parts.OWN, personal.part(self._own))}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The model's parameters, in the order of the plan."""
-        return self._workspace().names
+        """The shared parameters, in the order of the plan."""
+        return tuple(name for name in self._workspace().names if name not in self._own)
 
     @property
     def tiles(self) -> Tiles:
         """What a block of units writes, cut by what it reads."""
-        return wire_tiles(self._workspace().gated.plan)
+        return wire_tiles(self._workspace().gated.plan, self._own)
+
+    @property
+    def _own(self) -> parts.Part:
+        names = tuple(parts.layers(self.task))[:1] if self.own == "first" else self.own
+        return parts.choose(self.task, names, "own ('first' or layers)")
 
     @property
     def _setting(self) -> Setting:
@@ -218,5 +243,5 @@ class PFedGate(SendsTiles):
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)
-        personal.load(got, inside("gate/", private), self._budget(local.card))
+        personal.load(parts.join(got, private), inside("gate/", private), self._budget(local.card))
         return personal

@@ -8,7 +8,7 @@ sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class PlanTiles:
-    """The tiles of a plan over its parameters, flattened and joined in the order of `plan.shapes`."""
+    """The tiles of a plan over its parameters, flattened and joined in the order of `plan.shapes`, but for some."""
 
-    def __init__(self, plan: BlockPlan) -> None:
-        self.owner = np.empty(plan.size, np.int64)  # tile of every parameter entry
+    def __init__(self, plan: BlockPlan, without: Collection[str] = ()) -> None:
+        shapes = {name: shape for name, shape in plan.shapes.items() if name not in without}
+        self.owner = np.empty(sum(map(math.prod, shapes.values())), np.int64)  # tile of every parameter entry
         blocks: list[Ints] = []  # for each tile, the blocks that must be kept for it to be live (-1: none)
         start = count = 0
-        for name, shape in plan.shapes.items():
+        for name, shape in shapes.items():
             numbers, needed = _tiles(plan, name, shape)
             size = math.prod(shape)
             self.owner[start : start + size] = numbers + count
