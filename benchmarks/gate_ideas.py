@@ -1,7 +1,8 @@
-"""pFedGate with ideas that were tried and not kept, for `gate_trials.py`: other signals for dropped blocks, above all.
+"""pFedGate with ideas that were tried and not kept, for `gate_trials.py` and `mixed_trials.py`.
 
-A dropped unit is exactly zero, and so is the slope of a ReLU there: no gradient reaches its importance, not even in
-masked execution. What is left is to let it live now and then.
+Other signals for dropped blocks, above all: a dropped unit is exactly zero, and so is the slope of a ReLU there, so no
+gradient reaches its importance, not even in masked execution. What is left is to let it live now and then. And masks
+that labels choose.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pfedgate.gating.live import Live
 from pfedgate.gating.model import GatedModel, Selection
 from pfedgate.gating.optim import LiveOptimizer
 from pfedgate.personal import Personal, Setting
+from pfedgate.seeds import generator
 from pfedgate.types import CPU, Local, State, Update
 
 UNITS = 4  # of the first layer, that a gate may read
@@ -54,14 +56,38 @@ STEPS: dict[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Tried(PFedGate):
-    """With exploration, whole steps, a budget that starts at 1, other features or rates, outputs that may drop."""
+    """With exploration, whole steps, other budgets, features or rates, outputs that may drop, masks by labels."""
 
     noise: float = 0.0  # of importances, before their sigmoid, drawn once a round; fades out over the first half
     whole_every: int = 0  # every so many steps all blocks live, whatever the budget
+    narrow: float = 0.0  # share of steps in which clients keep no more than those with the smallest budget do
+    least: float = 0.1  # that budget, of the parameters
     warm_up: int = 0  # rounds in which budgets shrink from 1 to what they are
     features: Literal["pooled", "patches", "first layer"] = "pooled"
     keep_output: bool = True
     steps: str = "root"  # of STEPS
+    common: float = 1.0  # share of what a layer keeps at first that is the same for all; labels choose the rest
+
+    def init_client(self, got: State, local: Local) -> State:
+        private = super().init_client(got, local)
+        if self.common < 1:
+            self._by_labels(private["gate/post_norm.bias"][-1], local)
+        return private
+
+    def _by_labels(self, importance: Tensor, local: Local) -> None:
+        """Reorder the blocks of each layer: those that all keep, then those whose random direction suits the labels."""
+        plan, first = self._workspace(local.device).gated.plan, 0
+        frequencies = torch.bincount(local.train.y.long()).float() / len(local.train.y)
+        kept = plan.selector(self._budget(local.card)).select(torch.sigmoid(importance)[plan.optional].double().numpy())
+        for group in plan.costs.groups:
+            part = slice(first, first + group.count)
+            blocks, width, first = torch.from_numpy(plan.optional[part]), int(kept[part].sum()), first + group.count
+            values, order = importance[blocks].sort(descending=True, stable=True)
+            shared = round(self.common * width)
+            # The same in all layers: a block's neighbours before and after are kept by much the same clients.
+            drawn = torch.randn(group.count, 1000, generator=generator(0, "directions"))[:, : len(frequencies)]
+            suits = (drawn @ frequencies)[order[shared:]].argsort(descending=True)
+            importance[blocks[torch.cat([order[:shared], order[shared:][suits]])]] = values
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         gated, rule = self._workspace(local.device).gated, STEPS[self.steps]
@@ -78,13 +104,18 @@ class Tried(PFedGate):
     def _chooser(self, gated: GatedModel, local: Local) -> Callable[[GateOutput], Selection]:
         left = max(0.0, 1 - 2 * local.round.index / local.round.rounds)
         noise = self.noise * left * torch.randn(len(gated.plan.blocks), generator=local.generator("explore"))
-        everything, steps = gated.plan.selector(Budget(params=1.0)), itertools.count(1)
+        everything, little = (gated.plan.selector(Budget(params=share)) for share in (1.0, self.least))
+        steps, drawn = itertools.count(1), local.generator("narrow")
 
         def choose(out: GateOutput) -> Selection:
             moved = torch.sigmoid(torch.logit(out.importance.detach()) + noise)
             out = out._replace(importance=out.importance + (moved - out.importance.detach()))
-            whole = self.whole_every and next(steps) % self.whole_every == 0
-            with mock.patch.object(gated, "selector", everything if whole else gated.selector):
+            step, selector = next(steps), gated.selector
+            if self.whole_every and step % self.whole_every == 0:
+                selector = everything
+            elif torch.rand((), generator=drawn) < self.narrow:
+                selector = little
+            with mock.patch.object(gated, "selector", selector):
                 return GatedModel.choose(gated, out)
 
         return choose

@@ -16,7 +16,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import nn
 
 from gate_ideas import Tried
 from pfedgate import algorithms, data, engine, gates, models
+from pfedgate.serve import Scored
 from pfedgate.types import Optim, Task
 
 OUT = Path(__file__).parent / "results" / "gate_trials.jsonl"
@@ -42,6 +43,7 @@ SEPARATE: dict[str, Any] = {"common_init": False}
 TRIED: dict[str, Any] = {"method": "pfedgate_tried"}  # see gate_ideas.py
 
 Trial = dict[str, Any]
+Found = dict[str, dict[str, Any]]  # what was measured, by name
 
 
 def gate(lr: float = 0.3, **options: Any) -> Trial:
@@ -125,6 +127,21 @@ TRIALS: dict[str, Trial] = {
         {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED, **TRIED},
         {"by the root": {"steps": "root"}, "by units": {"steps": "units"}},
     ),
+    **around(
+        "shift, nested, s = 0.5, params, steps, by the root, labels choose",
+        {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED, **TRIED},
+        {"half of the blocks": {"common": 0.5}, "all blocks": {"common": 0.0}},
+    ),
+    **around(
+        "shift, nested, s = 0.3, all, steps, by the root, labels choose",
+        {"lr": 0.2, "shift": True, "budget": 0.3, **NESTED, **TRIED},
+        {"half of the blocks": {"common": 0.5}, "all blocks": {"common": 0.0}},
+    ),
+    **around(  # what it costs a client is what .3 of the narrow one costs
+        "shift, nested, s = 0.15, all, steps, by the root, twice as wide",
+        {"lr": 0.2, "shift": True, "budget": 0.15, "width": 2, **NESTED, **TRIED},
+        {"": {}, "labels choose half of the blocks": {"common": 0.5}, "labels choose all": {"common": 0.0}},
+    ),
 }
 
 FEMNIST: dict[str, Trial] = {
@@ -206,19 +223,20 @@ FEMNIST: dict[str, Trial] = {
 TRIALS |= {f"FEMNIST: {name}": {"data": "femnist", **trial} for name, trial in FEMNIST.items()}
 
 
-def network() -> nn.Module:
+def network(width: int = 1) -> nn.Module:
     """Two convolutions of 3×3 and three linear layers."""
+    c1, c2, f1, f2 = (width * units for units in (16, 32, 120, 84))
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(128, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Conv2d(3, c1, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(c1, c2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(4 * c2, f1), nn.ReLU(), nn.Linear(f1, f2), nn.ReLU(), nn.Linear(f2, 10),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
-def federation(name: str, data_dir: str | None) -> data.Federation:
+def federation(name: str, data_dir: str | None, seed: int = 0) -> data.Federation:
     """25 writers of FEMNIST, or CIFAR-10 averaged to 16×16."""
     if name == "femnist":
-        return data.load("femnist", clients=25, data_dir=data_dir)
+        return data.load("femnist", clients=25, data_dir=data_dir, seed=seed)
     whole = data.load("cifar10", clients=1, partition="iid", data_dir=data_dir)
     parts = [whole.part(whole.clients[0], name) for name in ("train", "val", "test")]
     x = torch.cat([part.x for part in parts]).float()  # [N, 3, 32, 32], bytes
@@ -230,7 +248,12 @@ def federation(name: str, data_dir: str | None) -> data.Federation:
     )
 
 
-def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
+def run(
+    trial: Trial,
+    data_dir: str | None,
+    seed: int = 0,
+    more: Callable[[Sequence[Scored]], dict[str, Any]] = lambda scores: {},
+) -> dict[str, Any]:
     """Train once; the curve and the end, on validation data, and test accuracy for the record."""
     options = dict(trial)
     method, lr, budget = options.pop("method"), options.pop("lr"), options.pop("budget", 1.0)
@@ -238,9 +261,10 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
     optim = Optim(options.pop("optim", "sgd"), lr=lr, clip=10.0)
     if method.startswith("pfedgate"):
         options = {**BEFORE, **options}
-    fed = federation(name, data_dir)
+    fed = federation(name, data_dir, seed)
     femnist = name == "femnist"
-    model = partial(models.build, "cnn_femnist", fed.input_shape, fed.classes) if femnist else network
+    small = partial(network, options.pop("width", 1))
+    model = partial(models.build, "cnn_femnist", fed.input_shape, fed.classes) if femnist else small
     task = Task(
         model,
         example=fed.prepare(fed.part(fed.clients[0], "train").x[:32]),
@@ -250,7 +274,7 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
     )
     started, curve = time.process_time(), []
     algorithm = Tried(task, **options) if method == "pfedgate_tried" else algorithms.build(method, task, **options)
-    how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20)
+    how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20, seed=seed)
     result = engine.run(
         algorithm, fed, how,
         callbacks=[lambda event: curve.append(event["after_broadcast"]) if "after_broadcast" in event else None],
@@ -262,13 +286,14 @@ def run(trial: dict[str, Any], data_dir: str | None) -> dict[str, Any]:
         "validation": [round(100 * point["val_accuracy"], 1) for point in curve],
         "test": round(100 * last["accuracy"], 1),
         "bottom decile": round(100 * last["bottom_decile"], 1),
+        **more(result.scores),
         "density": round(result.summary.get("density") or 1.0, 2),
         "masks": len(masks),
         "cpu seconds": round(time.process_time() - started),
     }
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(found: Found) -> str:
     """All trials in their order."""
     lines = [
         "| trial | lr | validation at a third, two thirds, the end | test | bottom decile | density | masks |",
@@ -283,24 +308,31 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told.add_argument("--only", default="", help="trials whose name has this in it")
-    told.add_argument("--data-dir", default=None, help="folder of the data set; without: PFEDGATE_DATA or the hub")
-    told.add_argument("--out", type=Path, default=OUT)
-    told.add_argument("--table", action="store_true", help="print what is there and stop")
-    chosen = told.parse_args()
+def main(
+    trials: dict[str, Trial] = TRIALS,
+    out: Path = OUT,
+    one: Callable[[Trial, str | None], dict[str, Any]] = run,
+    table: Callable[[Found], str] = table,
+    told: str | None = __doc__,
+) -> None:
+    """The command line of a list of trials: run what is not in the file yet, print the table."""
+    asked = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--only", default="", help="trials whose name has this in it")
+    asked.add_argument("--data-dir", default=None, help="folder of the data set; without: PFEDGATE_DATA or the hub")
+    asked.add_argument("--out", type=Path, default=out)
+    asked.add_argument("--table", action="store_true", help="print what is there and stop")
+    chosen = asked.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     lines = chosen.out.read_text().splitlines() if chosen.out.exists() else []
     found = {
-        record["name"]: record for record in map(json.loads, lines) if record["trial"] == TRIALS.get(record["name"])
+        record["name"]: record for record in map(json.loads, lines) if record["trial"] == trials.get(record["name"])
     }
     if not chosen.table:
-        for name, trial in TRIALS.items():
+        for name, trial in trials.items():
             if chosen.only not in name or name in found:
                 continue
-            found[name] = {"name": name, "trial": trial, **run(trial, chosen.data_dir)}
+            found[name] = {"name": name, "trial": trial, **one(trial, chosen.data_dir)}
             chosen.out.parent.mkdir(exist_ok=True)
             with chosen.out.open("a") as file:
                 file.write(json.dumps(found[name]) + "\n")
