@@ -232,9 +232,14 @@ def fresh_gate(personal: Personal, budget: Budget, seed: int, *path: str) -> Sta
     rank(gate, personal.gated.plan, budget, personal.gated.model)
     state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
     outputs = personal.gated.plan.class_blocks
-    if gate.config.initial_bias and gate.config.train_weights and "post_norm.bias" in state and outputs is not None:
-        state["post_norm.bias"][0, torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
+    if gate.config.initial_bias and gate.config.train_weights and outputs is not None:
+        _offsets(state, gate.blocks)[torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
     return state
+
+
+def _offsets(gate: State, blocks: int) -> Tensor:
+    """Of a gate's State: what M's path adds for each block before the activation."""
+    return gate["post_norm.bias"][0] if "post_norm.bias" in gate else gate["fc.bias"][:blocks]
 
 
 def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: float) -> None:
@@ -250,8 +255,10 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: flo
     logs = log_frequencies(labels, classes, ignore).to(gate["fc.bias"])
     if own.classes:
         gate["fc.bias"][-classes:] = logs
-    elif own.config.train_weights and "post_norm.bias" in gate and blocks is not None:
-        gate["post_norm.bias"][0, torch.from_numpy(blocks).to(logs.device)] = logs
+    elif own.config.train_weights and blocks is not None:
+        weights = 2 * torch.sigmoid(logs)  # M around 1, also where no sigmoid makes it
+        start = {"linear": (weights - 1) / own.config.weight_range, "none": weights}.get(own.config.activation, logs)
+        _offsets(gate, own.blocks)[torch.from_numpy(blocks).to(logs.device)] = start
 
 
 def log_frequencies(labels: Tensor, classes: int, ignore: float = 1.0) -> Tensor:

@@ -141,6 +141,25 @@ def test_a_new_gate_knows_the_frequencies_of_its_clients_classes(task: Task, fed
     assert torch.equal(before[others], after[others])
 
 
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"post_norm": "none"}, {"post_norm": "batch"}, {"activation": "linear"}, {"pre_norm": False},
+        {"activation": "linear", "weight_range": 0.8, "bias": 0.3},
+        {"activation": "linear", "post_norm": "none"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_gate_without_one_of_its_parts_starts_where_the_whole_one_does(
+    task: Task, federation: data.Federation, switch: dict[str, Any]
+) -> None:
+    """Or an ablation would show what the start is worth, not the part."""
+    one = local(federation, budget=1.0)
+    whole, _ = first_gate(make(task, spread=0.01, bias=switch.get("bias", 0.85)), one)
+    part, _ = first_gate(make(task, spread=0.01, **switch), one)
+    torch.testing.assert_close(part.gated.last.weights, whole.gated.last.weights, rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize("half", [False, True])
 def test_upload_cap_is_hard_and_the_rest_is_kept(task: Task, federation: data.Federation, half: bool) -> None:
     algorithm, one = make(task, upload=0.2, half=half), local(federation, budget=1.0)

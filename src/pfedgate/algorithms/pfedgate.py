@@ -13,6 +13,7 @@ literal.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -212,11 +213,13 @@ class PFedGate(SendsTiles):
         options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
                    "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
         around_one = self.variant is None and self.activation in ("centred", "linear")
+        # M = 2 sigmoid(bias) at the start, also without the sigmoid.
+        bias = self.bias if self.activation == "centred" else math.tanh(self.bias / 2) / self.weight_range
         gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift,
                           init="ones" if self.gate_ones else "random",
                           initial_scale=self.spread if around_one else 1.0,
                           ranking=self.ranking if self.variant is None else "random",
-                          initial_bias=self.bias if around_one else 0.0)  # fmt: skip
+                          initial_bias=bias if around_one else 0.0)  # fmt: skip
         if self.variant == "paper" and not self.deviations:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
         elif self.variant is not None:
