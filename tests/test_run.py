@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,30 @@ def test_the_environment_is_noted_at_every_start(finished: tuple[Any, runfolder.
     assert told["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # a wheel may not tell its build
     assert told["machine"]["cores"] >= 1
     assert (found.path / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.parametrize(("part", "name"), [("machine", "vectors"), ("packages", "torch")])
+def test_going_on_where_rounding_differs_is_told(
+    finished: tuple[Any, runfolder.Run], tmp_path: Path, part: str, name: str
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(finished[1].path, moved)
+    noted = json.loads((moved / runfolder.ENVIRONMENT).read_text(encoding="utf-8"))
+    told = noted[-1][part].pop(name)
+    assert told
+
+    def going_on(then: str | None) -> list[str]:
+        noted[-1][part] |= {} if then is None else {name: then}
+        (moved / runfolder.ENVIRONMENT).write_text(json.dumps(noted), encoding="utf-8")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            resume(moved)
+        return [str(warning.message) for warning in caught if "goes on elsewhere" in str(warning.message)]
+
+    assert not going_on(None)  # a folder of an older version does not say
+    assert not going_on(told)
+    (warning,) = going_on("another")
+    assert f"{name} another then, {told} here" in warning
 
 
 def test_a_folder_is_not_overwritten(finished: tuple[Any, runfolder.Run]) -> None:

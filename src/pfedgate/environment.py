@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())
     ['command', 'commit', 'machine', 'packages', 'pfedgate', 'python', 'started']
     """
+    import torch
+
     from pfedgate import __version__
 
     machine = {
         "system": platform.platform(),
         "cpu": _cpu(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),  # processors of one name may differ in it, and bits with it
         "cores": os.cpu_count(),
         "memory_bytes": _memory(),
         "accelerators": _accelerators(),
@@ -44,6 +48,24 @@ def environment() -> dict[str, Any]:
         "packages": packages,
         "machine": machine,
     }
+
+
+def other_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What makes the same run give other bits now than in the environment before, in words.
+
+    >>> now = environment()
+    >>> other_bits(now | {"machine": now["machine"] | {"vectors": "MMX"}}, now)[0].startswith("vectors MMX then, ")
+    True
+    """
+    # The name of a processor says little: the same one may be sold with and without a set of instructions.
+    named = [("vectors", before["machine"].get("vectors"), now["machine"]["vectors"])]
+    named += [("accelerators", before["machine"]["accelerators"], now["machine"]["accelerators"])]
+    named += [("torch", before["packages"].get("torch"), now["packages"].get("torch"))]
+    return [f"{name} {_told(then)} then, {_told(here)} here" for name, then, here in named if then not in (None, here)]
+
+
+def _told(value: str | list[str] | None) -> str:
+    return value if isinstance(value, str) else ", ".join(value or []) or "none"
 
 
 def _cpu() -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,7 @@ from safetensors.torch import load_file
 
 from pfedgate import config, toml
 from pfedgate.config import Recipe
-from pfedgate.environment import environment
+from pfedgate.environment import environment, other_bits
 from pfedgate.names import unknown
 from pfedgate.store import DiskStore, write_atomically
 from pfedgate.types import State
@@ -203,10 +204,16 @@ def free(root: str | Path, name: str) -> Path:
 
 
 def note_environment(run: Run) -> None:
-    """Add where and with what the run starts or goes on."""
+    """Add where and with what the run starts or goes on; warns if it cannot go on with the same bits here."""
     before = run.environments if (run.path / ENVIRONMENT).exists() else []
-    content = json.dumps([*before, environment()], indent=2)
-    write_atomically(run.path / ENVIRONMENT, content.encode())
+    now = environment()
+    if before and (other := other_bits(before[-1], now)):
+        warnings.warn(
+            f"{run.path} goes on elsewhere ({'; '.join(other)}): rounding differs, so the result will not be, bit for "
+            "bit, that of an uninterrupted run",
+            stacklevel=3,
+        )
+    write_atomically(run.path / ENVIRONMENT, json.dumps([*before, now], indent=2).encode())
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -219,9 +219,14 @@ def _drop(outcomes: Outcomes, row: str, pair: tuple[str, str], number: Number) -
     return {"text": number.show(value), "value": value, "best": False}
 
 
+def _machine(place: Record) -> str:
+    """A processor in words; cells from before vector instructions were noted do not tell theirs."""
+    return f"{place['cpu']}{' with ' + place['vectors'] if place.get('vectors') else ''}, {place['cores']} cores"
+
+
 def _about(content: Record) -> list[str]:
     """Where it comes from."""
-    machines = _same([f"{m['cpu']}, {m['cores']} cores" for m in content["machine"]])
+    machines = _same([_machine(place) for place in content["machine"]])
     commits = [commit[:12] + ("+" if commit.endswith("+") else "") for commit in content["commits"] if commit]
     scored = f"- Scored {content['evaluation']}; rates and rounds chosen on validation data"
     return [
