@@ -181,8 +181,8 @@ STUDIES = (
         (ACC, WORST),
         matrix=True,
         note="A smaller α makes clients' labels more different; with few classes each, a client's own task is easier. "
-        "At α = 0.01 some clients have hardly any samples (at scale small two for the test, of which one is right): the "
-        "bottom decile says nothing there.",
+        "At α = 0.01 some clients have hardly any samples (at scale small two for the test, of which one is right): "
+        "the bottom decile says nothing there.",
     ),
     Study(
         "table13",
