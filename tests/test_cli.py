@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -15,11 +16,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate import algorithms, experiment, models, runfolder, toml
 from pfedgate.cli import app
+from pfedgate.cli.outcome import table
 from pfedgate.progress import Pace, Progress
 
 TINY = [
@@ -198,7 +201,8 @@ def test_compare_prints_a_table_and_the_folders(pf: Callable[..., Any]) -> None:
     assert runs[2].recipe.algorithm.options["gate_lr"] == 0.2
     for run in runs:
         row = next(line for line in told.stdout.splitlines() if f"│ {run.name} " in line)
-        assert f"{100 * run.summary['accuracy']:.1f} %" in row
+        for kind in ("", "best_"):
+            assert _pair(run.summary[f"{kind}accuracy"], run.summary[f"{kind}bottom_decile"]) in row
         assert told.stdout.rstrip().split("one folder per method")[1].count(str(run.path)) >= 1
     alone = experiment.run(runs[1].recipe)
     assert alone.history == runs[1].metrics
@@ -210,6 +214,30 @@ def test_compare_prints_a_table_and_the_folders(pf: Callable[..., Any]) -> None:
     assert "c already holds a run" in pf("compare", "fedavg", "--out", "c", settings=TINY, code=1).stderr
     with pytest.raises(FileNotFoundError, match="comparison of several runs"):
         runfolder.load("c")
+
+
+def test_a_comparison_shows_the_last_round_and_the_one_best_on_validation(pf: Callable[..., Any]) -> None:
+    pf("compare", "fedavg", "local_only", "--out", "c", settings=TINY)
+    summaries = [  # the last round alone would tell another story
+        {"accuracy": 0.8, "bottom_decile": 0.5, "best_accuracy": 0.9, "best_bottom_decile": 0.75},
+        {"accuracy": 0.85, "bottom_decile": 0.5, "best_accuracy": 0.875, "best_bottom_decile": 0.7},
+    ]
+    for run, told in zip(runfolder.load_all("c"), summaries, strict=True):
+        (run.path / "summary.json").write_text(json.dumps(run.summary | told), encoding="utf-8")
+    shown = table(runfolder.load_all("c"))
+    last, best = (list(column.cells) for column in shown.columns[1:3])
+    assert [cell.plain for cell in last] == ["80.00 / 50.00", "85.00 / 50.00"]
+    assert [cell.plain for cell in best] == ["90.00 / 75.00", "87.50 / 70.00"]
+
+    def bold(cell: Text) -> list[str]:
+        return [cell.plain[span.start : span.end] for span in cell.spans if "bold" in str(span.style)]
+
+    assert [bold(cell) for cell in last] == [[], ["85.00"]], "equal ones are no victory"
+    assert [bold(cell) for cell in best] == [["90.00", "75.00"], []]
+
+
+def _pair(accuracy: float, bottom_decile: float) -> str:
+    return f"{100 * accuracy:.2f} / {100 * bottom_decile:.2f}"
 
 
 def test_compare_takes_a_recipe_with_tuned_settings(pf: Callable[..., Any]) -> None:

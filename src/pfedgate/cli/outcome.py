@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -13,58 +11,39 @@ from rich.text import Text
 from pfedgate.progress import clock, percent, scaled, size
 from pfedgate.runfolder import Run
 
-
-@dataclass(frozen=True)
-class Column:
-    """One number of a comparison."""
-
-    title: str
-    key: str
-    show: Callable[[float], str]
-    best: Callable[[Sequence[float]], float] | None  # max, min, or None: nothing to win
-    always: bool = False  # shown even if all methods have the same
-
-
-COLUMNS = (
-    Column("accuracy", "accuracy", percent, max, True),
-    Column("bottom decile", "bottom_decile", percent, max, True),
-    Column("spread", "spread", percent, min, True),
-    Column("after local", "accuracy_after_local", percent, max),
-    Column("novel", "novel", percent, max),
-    Column("density", "density", "{:.2f}".format, None),
-    Column("uploaded", "bytes_up", size, min, True),
-    Column("compute", "flops", lambda value: scaled(value, "FLOP"), min, True),
-    Column("time", "seconds", clock, min, True),
-)
+# What a terminal has room for, of the columns of a report.
+SHOWN = {
+    "last round": ("accuracy", "bottom_decile"),
+    "best on validation": ("best_accuracy", "best_bottom_decile"),
+    "after local": ("accuracy_after_local",),
+    "novel": ("novel",),
+    "density": ("density",),
+    "uploaded": ("bytes_up",),
+    "compute": ("flops",),
+    "time": ("seconds",),
+}
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """One row per run, the best of each column in bold."""
-    rows = [_numbers(run) for run in runs]
-    first = runs[0].recipe
-    view = Table(title=f"{first.data.name}, {first.model.name}, {rows[0].get('rounds', 0)} rounds")
+    """One row per run, as in a report, the best of each column in bold."""
+    from pfedgate.report import tables
+
+    made = tables.summarise({run.name: tables.numbers(run.summary) for run in runs})
+    at = {column["key"]: index for index, column in enumerate(made["head"])}
+    shown = {title: [at[key] for key in keys] for title, keys in SHOWN.items() if all(key in at for key in keys)}
+    first = runs[0]
+    view = Table(title=f"{first.recipe.data.name}, {first.recipe.model.name}, {first.summary.get('rounds', 0)} rounds")
     view.add_column("method", no_wrap=True)
-    shown = [c for c in COLUMNS if c.always or any(row.get(c.key) is not None for row in rows)]
-    for column in shown:
-        view.add_column(column.title, justify="right")
-    for run, row in zip(runs, rows, strict=True):
-        cells = []
-        for column in shown:
-            values = [other[column.key] for other in rows if other.get(column.key) is not None]
-            value = row.get(column.key)
-            won = column.best is not None and len(values) > 1 and value == column.best(values)
-            cells.append(Text("-" if value is None else column.show(value), style="bold green" if won else ""))
-        view.add_row(run.name, *cells)
-    view.caption = "accuracy on test data of each client's model after the broadcast; bold: best of a column"
+    for title in shown:
+        view.add_column(title, justify="right")
+    for row in made["rows"]:
+        cells = [Text(cell["text"], style="bold green" if cell["best"] else "") for cell in row["cells"]]
+        view.add_row(row["name"], *(Text(" / ").join(cells[index] for index in group) for group in shown.values()))
+    view.caption = (
+        "accuracy / bottom decile in % of each client's model after the broadcast, on test data: in the last round and "
+        "in the one that was best on validation data; bold: best of all"
+    )
     return view
-
-
-def _numbers(run: Run) -> dict[str, Any]:
-    found = dict(run.summary)
-    found["novel"] = found.get("novel", {}).get("accuracy")
-    if found.get("density") is None:
-        found["density"] = 1.0  # a method that says nothing uses the whole model
-    return found
 
 
 def learnt(run: Run) -> Text:

@@ -37,7 +37,8 @@ class Column:
     def head(self) -> dict[str, Any]:
         """The column as a table knows it; `plain` and `times` are for bare numbers, as in a CSV file."""
         plain = f"{self.title}, {self.unit}" if self.unit else self.title
-        return {"title": self.title, "why": self.why, "plain": plain, "times": 100 if self.show is percent else 1}
+        times = 100 if self.show is percent else 1
+        return {"key": self.key, "title": self.title, "why": self.why, "plain": plain, "times": times}
 
 
 COLUMNS = (
@@ -45,6 +46,7 @@ COLUMNS = (
     Column("bottom_decile", "bottom decile, %", percent, max, "accuracy of the client at the worst tenth"),
     Column("spread", "spread, %", percent, min, "standard deviation over clients"),
     Column("best_accuracy", "best on validation, %", percent, max, "test accuracy in the round best on validation"),
+    Column("best_bottom_decile", "its bottom decile, %", percent, max, "in the round best on validation"),
     Column("accuracy_after_local", "after local, %", percent, max, "after a further local epoch"),
     Column("novel", "novel clients, %", percent, max, "clients never seen in training"),
     Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
