@@ -15,6 +15,7 @@ from torch import nn
 
 from pfedgate import data, experiment, runfolder
 from pfedgate.config import RecipeError, resolve
+from pfedgate.environment import environment, other_bits
 from pfedgate.experiment import plan, recipe_of, resume, run
 
 TINY: dict[str, Any] = {
@@ -127,6 +128,15 @@ def test_going_on_where_rounding_differs_is_told(
     assert not going_on(told)
     (warning,) = going_on("another")
     assert f"{name} another then, {told} here" in warning
+
+
+def test_a_limit_on_vector_instructions_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    before = environment()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX")
+    assert other_bits(before, environment()) == [
+        f"vectors {before['machine']['vectors']} then, {before['machine']['vectors']}, oneDNN at most AVX here"
+    ]
 
 
 def test_a_folder_is_not_overwritten(finished: tuple[Any, runfolder.Run]) -> None:

@@ -21,14 +21,12 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())
     ['command', 'commit', 'machine', 'packages', 'pfedgate', 'python', 'started']
     """
-    import torch
-
     from pfedgate import __version__
 
     machine = {
         "system": platform.platform(),
         "cpu": _cpu(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),  # processors of one name may differ in it, and bits with it
+        "vectors": _vectors(),
         "cores": os.cpu_count(),
         "memory_bytes": _memory(),
         "accelerators": _accelerators(),
@@ -76,6 +74,14 @@ def _cpu() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _vectors() -> str:
+    """Vector instructions in use: processors of one name may differ in them, and bits with them."""
+    import torch
+
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA")  # torch tells its own choice, but not that of its convolutions
+    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most}" if most else "")
 
 
 def _memory() -> int | None:
