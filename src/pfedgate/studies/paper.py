@@ -37,6 +37,7 @@ from pfedgate.studies.rows import (
     GATES,
     HETEROFL,
     MIXED,
+    PER_FEDAVG,
     PFEDME,
     fedmask,
     gate,
@@ -101,7 +102,7 @@ STUDIES = (
         "Meta-learning and distillation",
         (
             FEDAVG,
-            Row("Per-FedAvg", "per_fedavg"),
+            PER_FEDAVG,
             PFEDME,
             Row("FedMD, far", "fedmd", {"algorithm.public": "@far"}),
             Row("FedMD, near", "fedmd", {"algorithm.public": "@near"}),

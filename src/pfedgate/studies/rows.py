@@ -44,7 +44,7 @@ def plain(budget: Any, **options: Any) -> Row:
 
 
 LOCAL, FEDAVG, FEDEM = Row("Local", "local_only"), Row("FedAvg", "fedavg"), Row("FedEM", "fedem")
-FEDREP, PFEDME = Row("FedRep", "fedrep"), Row("pFedMe", "pfedme")
+FEDREP, PFEDME, PER_FEDAVG = Row("FedRep", "fedrep"), Row("pFedMe", "pfedme"), Row("Per-FedAvg", "per_fedavg")
 
 
 def heterofl(budget: Any, name: str = "") -> Row:
@@ -71,6 +71,9 @@ BASELINES = (
     FEDEM,
     FEDREP,
     Row("FedPer", "fedper"),
+    PER_FEDAVG,
+    Row("kNN-Per", "knn_per"),
+    Row("APFL", "apfl"),
     fedmask(0.5),
     HETEROFL,
     heterofl(0.5),
