@@ -37,7 +37,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md", "recipes/tuning/README.md")]
+PAGES = [*BESIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,

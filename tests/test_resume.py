@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -17,7 +18,7 @@ import torch
 from tests.laws.world import federation, private_states, task
 
 from pfedgate import algorithms, checkpoint, store
-from pfedgate.checkpoint import RunFolder
+from pfedgate.checkpoint import FolderBusy, RunFolder, alone
 from pfedgate.engine import Options, run
 from pfedgate.exchange.processes import Processes
 from pfedgate.schedule import Schedule
@@ -87,6 +88,27 @@ def test_killed_at_twenty_random_moments(tmp_path: Path, undisturbed: dict[int, 
     assert kills == 20
     train(folder, 40)
     assert everything(folder) == undisturbed[40]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """Two that add their rounds to the same files would leave a run that looks finished and is not."""
+    folder = tmp_path / "run"
+    with alone(folder), pytest.raises(FolderBusy, match="another process is training"):
+        train(folder, 3)
+    train(folder, 3)
+    assert [record["round"] for record in _metrics(folder)] == [1, 2, 3]
+
+
+def test_what_two_processes_have_written_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, 3)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"round": 3', '"round": 2'))  # as long as before, so nothing is cut off
+    with pytest.raises(ValueError, match="does not have every round once"):
+        RunFolder(tmp_path, resume=True).load()
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 CALLS = ("os.replace", "shutil.rmtree", "os.truncate", "os.link", "os.fsync")

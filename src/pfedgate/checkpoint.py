@@ -7,6 +7,7 @@ checkpoint.safetensors   the server's State and, as text, everything else; repla
 best.safetensors         the server's State that was best on validation; private/best beside it
 private/                 see `store`
 clients.csv, summary.json   written at the end
+.lock                    held by the process that trains here
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from safetensors.torch import load
 
@@ -56,6 +59,26 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
     return {n: t if len(t) < 200 else hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for n, t in texts.items()}
 
 
+class FolderBusy(RuntimeError):
+    """Another process trains in this folder."""
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """Train in a folder as the only process: two would both add their rounds. A lock ends with its process."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(path) / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        told = f"another process is training in {path}: `pfedgate watch {path}` shows how far it is"
+        raise FolderBusy(told) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class RunFolder:
     """The files of one run."""
 
@@ -89,6 +112,8 @@ class RunFolder:
         for name, length in kept["lengths"].items():
             os.truncate(self.path / name, length)
         history = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        if [record["round"] for record in history] != list(range(1, len(history) + 1)):
+            raise ValueError(f"{self.path}/metrics.jsonl does not have every round once: begin anew in another folder")
         return Checkpoint(load(self._checkpoint.read_bytes()), history, kept["commit"])
 
     def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:

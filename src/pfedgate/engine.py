@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ import torch
 
 from pfedgate import metrics, wire
 from pfedgate.algorithm import Algorithm
-from pfedgate.checkpoint import Checkpoint, RunFolder, fingerprint
+from pfedgate.checkpoint import Checkpoint, RunFolder, alone, fingerprint
 from pfedgate.memory import steady
 from pfedgate.metrics import Record
 from pfedgate.roster import DEFAULTS, Cards, Options, Roster
@@ -81,9 +81,9 @@ def run(
     callbacks   called with {"event": "start" | "round" | "end", …}
     """
     shared = bool(getattr(getattr(exchange, "func", exchange), "shared_store", False))
-    engine = Engine(algorithm, federation, options, folder, resume, callbacks, shared)
     steady()
-    with one_thread():
+    with nullcontext() if folder is None else alone(folder), one_thread():
+        engine = Engine(algorithm, federation, options, folder, resume, callbacks, shared)
         reach = exchange(algorithm, federation, engine.store, choose_device(options.device))
         try:
             return engine.run(reach)

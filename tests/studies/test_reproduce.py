@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,8 +18,9 @@ from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate import jobs, runfolder
+from pfedgate.checkpoint import alone
 from pfedgate.cli import app
-from pfedgate.studies import names, paper, reproduce, scales, schedule
+from pfedgate.studies import cells, names, paper, reproduce, scales, schedule
 from pfedgate.studies.cells import there
 
 
@@ -45,6 +47,7 @@ def test_all_studies_run(tmp_path: Path) -> None:
             assert (results / f"{name}.{kind}" in written) == bool(study.figure)
     _check_accuracies(told(results, "table1"))
     _check_costs(told(results, "table5"), told(results, "table2"))
+    _check_words(results)
     novel = told(results, "table8")["rows"][0]["numbers"]
     gap = novel["accuracy"]["mean"] - novel["novel"]["mean"]
     assert novel["accuracy-minus-novel"]["mean"] == pytest.approx(gap)
@@ -66,6 +69,28 @@ def test_pages_of_what_is_there(tmp_path: Path) -> None:
     text = (tmp_path / "tiny" / "results" / "table9.md").read_text()
     assert f"Not finished: {rows - 1} cells are still missing" in text
     assert len(list((tmp_path / "tiny" / "cells").iterdir())) == 1
+
+
+def _check_words(results: Path) -> None:
+    """A page explains what it shows, and nothing else."""
+    texts = {name: (results / f"{name}.md").read_text() for name in ("table1", "table2", "table4", "table9", "table13")}
+    said = {
+        "the share of the parameters that a client may use": {"table1", "table4", "table9", "table13"},
+        "one private value per class": {"table1", "table9", "table13"},
+        "FedMask's s is of": {"table1", "table13"},
+        "q̄ is the share uploaded": {"table1", "table13"},
+        "± is the standard deviation": {"table1"},
+        "One seed.": {"table4", "table9", "table13"},
+    }
+    for words, pages in said.items():
+        assert {name for name, text in texts.items() if words in text} == pages, words
+
+
+def test_a_page_says_which_data_is_missing(tmp_path: Path) -> None:
+    for worlds, left in (((), []), (("femnist",), ["CIFAR-10"])):
+        reproduce(["table8"], scale="small", out=tmp_path, results=tmp_path, worlds=worlds, only_pages=True)
+        assert told(tmp_path, "table8")["left_out"] == left
+        assert ("- Not run: CIFAR-10\n" in (tmp_path / "table8.md").read_text()) == bool(left)
 
 
 def _check_accuracies(content: dict[str, Any]) -> None:
@@ -130,6 +155,27 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert host.done == host.total == 3
 
 
+def test_a_cell_that_another_process_is_at_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of a command that was killed: both would add their rounds to one folder."""
+    monkeypatch.setattr(cells, "WAIT", 0.01)
+    order = schedule.Order(scales.get("tiny"), tmp_path)
+    place = order.places(paper.get("table9"))[0]
+    folder = place.cell.folder(order.root)
+    job = {"folder": str(folder), "own": str(folder), "recipe": place.cell.recipe.tables(), "looks": []}
+    heard: list[Any] = []
+    other = contextlib.ExitStack()
+    other.enter_context(alone(folder))
+
+    def tell(round: Any) -> None:
+        heard.append((round, there(folder)))
+        if len(heard) == 3:
+            other.close()
+
+    cells.work(job, tell)
+    assert heard[:3] == [(0, False)] * 3  # nothing was trained meanwhile
+    assert [line["round"] for line in runfolder.load(folder).metrics] == [1, 2]
+
+
 def _only(method: str) -> Any:
     study = paper.get("figure-clients")
     return replace(study, name="other", rows=tuple(row for row in study.rows if row.method == method))
@@ -141,17 +187,19 @@ def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(pfedgate.__file__).parent.parent)}
     quiet: Any = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet)
-    cells, deadline = tmp_path / "tiny/cells", time.monotonic() + 600
-    while time.monotonic() < deadline and not (cells.exists() and any(map(there, cells.iterdir()))):
+    root, deadline = tmp_path / "tiny/cells", time.monotonic() + 600
+    while time.monotonic() < deadline and not (root.exists() and any(map(there, root.iterdir()))):
         assert process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    kept = {path: (path / "summary.json").stat().st_mtime_ns for path in cells.iterdir() if there(path)}
+    kept = {path: (path / "summary.json").stat().st_mtime_ns for path in root.iterdir() if there(path)}
     assert kept
     subprocess.run(command, check=True, **quiet)
     assert all((path / "summary.json").stat().st_mtime_ns == when for path, when in kept.items())
     assert not told(tmp_path / "tiny/results", "table9")["missing"]
+    for path in root.iterdir():
+        assert [line["round"] for line in runfolder.load(path).metrics] == [1, 2], "two processes at one cell"
 
 
 @pytest.mark.filterwarnings("default")

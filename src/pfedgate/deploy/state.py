@@ -12,13 +12,13 @@ the rest is current. Nothing of this is ever sent.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from pfedgate.store import DiskStore, write_atomically
 from pfedgate.types import State
@@ -49,7 +49,7 @@ class NodeStore(DiskStore):
 
     def put(self, client: str, state: State) -> None:
         """Write a state, unless this process was overtaken: a killed node's last process may still be at work."""
-        with _locked(self.folder):
+        with _lock(self.folder):
             if _last(self.folder) != self.order:
                 raise StaleOrder("a newer order came while this one was at work")
             super().put(client, state)
@@ -62,7 +62,7 @@ def take(root: Path, experiment: str, share: str, starts: Sequence[int], serial:
     folder = root / experiment / share
     folder.mkdir(parents=True, exist_ok=True)
     order = Order(len(starts), serial, commit)
-    with _locked(folder):
+    with _lock(folder):
         last = _last(folder)
         if last is not None and (order.session, order.serial) <= (last.session, last.serial):
             raise StaleOrder(
@@ -101,17 +101,6 @@ def _last(folder: Path) -> Order | None:
         return None
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> FileLock:
     """One process at a time; the system lets go of the lock when a process dies."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows: there a node must not be started twice on one folder
-        yield
-        return
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    return FileLock(folder / "lock", mode=0o600)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 import pfedgate
 from pfedgate import algorithms, catalogue, experiment, gates, jobs, metrics, runfolder, toml
 from pfedgate.catalogue import SECTIONS, options_of
+from pfedgate.checkpoint import FolderBusy
 from pfedgate.config import Recipe, Tables, resolve
 from pfedgate.engine import one_thread
 from pfedgate.metrics import Record
@@ -45,6 +47,7 @@ SHOWING = (
     "demo",
     "theory",
 )
+WAIT = 5.0  # seconds between two looks at a cell that another process is at
 STATE = ("checkpoint.safetensors", "private")  # of a run's folder: what looking takes
 # How the state of other code shows: tensors that are missing, of another shape or with another name, a file cut short.
 UNREADABLE = (KeyError, RuntimeError, ValueError, OSError, SafetensorError)
@@ -154,8 +157,12 @@ def work(job: jobs.Job, tell: jobs.Tell) -> float:
         if not (folder / runfolder.CONFIG).exists():
             runfolder.create(folder, resolve(job["recipe"]))
         run = runfolder.load(folder)
-        if not run.finished:
-            experiment.resume(folder, callbacks=[hear])
+        while not run.finished:
+            try:
+                experiment.resume(folder, callbacks=[hear])
+            except FolderBusy:  # the worker of a command that was killed stops only after its round
+                time.sleep(WAIT)
+                tell(len(run.metrics))
         for name in dict.fromkeys([*job["looks"], *(ALWAYS if gated(run) and usable(folder, ALWAYS) else ())]):
             look(run, name)
     told = sorted({str(warning.message) for warning in heard})
@@ -179,6 +186,7 @@ def able(folder: Path, looks: Sequence[str]) -> bool:
 def clear(folder: Path, looks: Sequence[str]) -> None:
     """Make room for a finished cell of this code that can no longer be looked at; what other code made is kept."""
     if there(folder) and not usable(folder, looks) and folder.name.endswith(f"-{code_version()}"):
+        (folder / "summary.json").unlink()  # first: what a kill leaves of it must not count as finished
         shutil.rmtree(folder)
 
 

@@ -15,10 +15,10 @@ from pfedgate.progress import clock
 from pfedgate.report.tables import markdown, percent
 from pfedgate.runfolder import Run
 from pfedgate.store import write_atomically
-from pfedgate.studies import complexity, costs, figures, measured
+from pfedgate.studies import complexity, costs, figures, measured, scales
 from pfedgate.studies.cells import code_of, code_version, seconds_of
 from pfedgate.studies.claims import claims
-from pfedgate.studies.declare import Number, Study
+from pfedgate.studies.declare import DENSITY, Number, Q, Study
 from pfedgate.studies.measured import line
 from pfedgate.studies.outcome import Outcomes, spread
 from pfedgate.studies.schedule import Order
@@ -52,6 +52,7 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
         "command": command(study, order, other=bool({*code} - {code_version()})),
         "evaluation": POINT,
         "data": _same([data(run) for run in runs]),
+        "left_out": _left_out(study, order),
         "measured_on": _same([told["data"] for told in measures.values()]),
         "seconds": seconds,
         "machine": _same([place["machine"] for place in places]) or [environment()["machine"]],
@@ -67,6 +68,12 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
         methods = {row.name: row.method for row in costs.COMPLEXITY_ROWS}
         found["complexity"] = complexity.lines(measures["all"]["costs"], methods)
     return found
+
+
+def _left_out(study: Study, order: Order) -> list[str]:
+    """Data that the study has at this scale and that was not asked for this time."""
+    usual, chosen = (scales.columns_of(study, order.scale, worlds) for worlds in ((), order.worlds))
+    return _same([column.title for column, _ in usual if column not in [taken for taken, _ in chosen]])
 
 
 def data(run: Run) -> str:
@@ -133,9 +140,26 @@ def page(
         lines += _matrix(outcomes) if study.matrix else _sections(outcomes)
     lines += _claims(content)
     lines += measured.SHOWN[study.measure](content) if measures else []
-    if study.note:
-        lines += [study.note, ""]
+    lines += [note for told in (study.note, _words(study, outcomes)) if told for note in (told, "")]
     return "\n".join([*lines, *_about(content)]) + "\n"
+
+
+def _words(study: Study, outcomes: Outcomes) -> str:
+    """What names and symbols of a table mean, so that the page can be read alone."""
+    rows = [row.name for row in study.rows if any(row.name in outcomes.rows(column) for column in outcomes.columns)]
+    shown = {number.title for number in study.numbers if rows}
+    several = any(len(outcomes.seeds(row, column)) > 1 for column in outcomes.columns for row in rows)
+    meant = {
+        's is the share of the parameters that a client may use; with "all resources" of parameters, FLOPs and '
+        "activation bytes alike.": any(name.startswith("pFedGate") for name in rows),
+        "Shift: one private value per class, added to the logits (`algorithm.shift`).": any("shift" in n for n in rows),
+        "FedMask's s is of the layers it masks.": any(name.startswith("FedMask") for name in rows),
+        "s̄' is the share of the parameters in use.": DENSITY.title in shown,
+        "q̄ is the share uploaded.": Q.title in shown,
+        "± is the standard deviation over seeds (of a sample); a row without it is of one seed.": several,
+        "One seed.": bool(rows) and not several,
+    }
+    return " ".join(text for text, wanted in meant.items() if wanted)
 
 
 def _cell(outcomes: Outcomes, row: str, column: str, number: Number, best: bool) -> Record:
@@ -233,6 +257,7 @@ def _about(content: Record) -> list[str]:
         f"- Command: `{content['command']}`",
         *([scored] if content["rows"] else []),
         *([f"- Data: {'; '.join(content['data'])}"] if content["data"] else []),
+        *([f"- Not run: {', '.join(content['left_out'])}"] if content["left_out"] else []),
         *([f"- Costs measured on: {'; '.join(content['measured_on'])}"] if content["measured_on"] else []),
         f"- Time of all runs together: {clock(content['seconds'])} (one thread each) on {'; '.join(machines)}",
         f"- Code: {', '.join(content['code'])}" + (f", commit {', '.join(commits)}" if commits else ""),
