@@ -42,15 +42,18 @@ def summarise(scores: Sequence[Scored]) -> Record:
 def clean(record: Record) -> Record:
     """None instead of NaN and infinity, which JSON does not have.
 
-    >>> clean({"a": math.nan, "b": 1.0, "c": {"d": math.inf}})
-    {'a': None, 'b': 1.0, 'c': {'d': None}}
+    >>> clean({"a": math.nan, "b": 1.0, "c": {"d": [math.inf, 2]}})
+    {'a': None, 'b': 1.0, 'c': {'d': [None, 2]}}
     """
-    cleaned: Record = {}
-    for name, value in record.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            value = None
-        cleaned[name] = clean(value) if isinstance(value, dict) else value
-    return cleaned
+    return {name: _clean(value) for name, value in record.items()}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, dict):
+        return clean(value)
+    if isinstance(value, list | tuple):
+        return [_clean(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _mean(pairs: Sequence[tuple[float, float]]) -> float:

@@ -9,6 +9,7 @@ import pytest
 from pfedgate.studies.claims import claims, close
 from pfedgate.studies.declare import ACC, FIRST_SEED, Claim, Row, Study
 from pfedgate.studies.outcome import Outcomes
+from pfedgate.studies.page import _winners
 from pfedgate.studies.schedule import repeated
 
 GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
@@ -102,3 +103,17 @@ def test_the_first_seed_is_what_all_rows_have() -> None:
     found = outcomes({"gate a": {0: (0.1, 0.2), 1: (0.3, 0.4)}, "weak": {0: (0.5, 0.6)}})
     assert found.values("gate a", "data", ACC) == [0.2, 0.4]
     assert [found.values(name, "data", FIRST_SEED) for name in ("gate a", "weak")] == [[0.2], [0.6]]
+
+
+def test_the_best_mark_compares_rows_of_the_same_seeds() -> None:
+    """Other seeds are other data: a mean over easy ones is no victory over a row that was never run on them."""
+    told = outcomes(
+        {
+            "gate a": {0: (0, 0.5), 1: (0, 0.9)},
+            "gate b": {0: (0, 0.4), 1: (0, 0.7)},
+            "weak": {0: (0, 0.3), 1: (0, 0.3)},
+            "strong": {0: (0, 0.8)},
+        }
+    )
+    assert _winners(told, "data", ACC) == {"gate a"}
+    assert _winners(told, "data", FIRST_SEED) == {"strong"}

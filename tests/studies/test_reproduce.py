@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,8 @@ import pfedgate
 from pfedgate import jobs, runfolder
 from pfedgate.checkpoint import alone
 from pfedgate.cli import app
-from pfedgate.studies import cells, names, paper, reproduce, scales, schedule
+from pfedgate.cli.layers import over
+from pfedgate.studies import cells, names, page, paper, reproduce, scales, schedule
 from pfedgate.studies.cells import there
 
 
@@ -136,6 +139,46 @@ def test_settings_go_over_every_cell_and_are_told(tmp_path: Path) -> None:
     run = runfolder.load(next((tmp_path / "tiny/cells").iterdir()))
     assert len(run.metrics) == 1
     assert (run.path / "checkpoint.safetensors").exists()  # its gates can be looked at
+
+
+def test_the_command_of_a_page_can_be_typed(tmp_path: Path) -> None:
+    budget = {"0.5": 0.5, "1.0": 0.5}
+    order = schedule.Order(scales.get("tiny"), tmp_path, over=[{"clients": {"budget": budget}}], recipes=Path("my own"))
+    words = shlex.split(page.command(paper.get("table4"), order))
+    assert words[:4] == ["pfedgate", "reproduce", "table4", "--scale"]
+    assert words[-2:] == ["--recipes", "my own"]
+    assert over([words[words.index("--set") + 1]], None)[0] == {"clients": {"budget": budget}}
+
+
+def test_a_page_is_not_replaced_by_one_with_less(tmp_path: Path) -> None:
+    results = tmp_path / "tiny/results"
+    reproduce(["figure-clusters"], scale="tiny", out=tmp_path)
+    before = (results / "figure-clusters.md").read_bytes()
+    shutil.rmtree(next((tmp_path / "tiny/cells").iterdir()))
+    with pytest.warns(UserWarning, match="figure-clusters.md is kept: 1 cells are missing now"):
+        assert not reproduce(["figure-clusters"], scale="tiny", out=tmp_path, only_pages=True)
+    assert (results / "figure-clusters.md").read_bytes() == before
+    assert results / "figure-clusters.md" in reproduce(["figure-clusters"], scale="tiny", out=tmp_path)
+
+
+def test_trials_of_other_settings_leave_the_documentation_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    asked = ["reproduce", "table9", "--scale", "small", "--pages", "--data", "cifar10"]
+    recipes = str(Path(__file__).parents[2] / "recipes")
+    (tmp_path / "recipes").symlink_to(recipes)
+    for more, wanted in (
+        (["--rounds", "2"], "runs/reproduce/small/results"),
+        (["--set", "train.lr=1"], "runs/reproduce/small/results"),
+        (["--recipes", recipes], "runs/reproduce/small/results"),
+        ([], "docs/results"),
+    ):
+        assert not (tmp_path / "docs/results").exists()
+        result = CliRunner().invoke(app, [*asked, *more])
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / wanted / "table9.md").exists()
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

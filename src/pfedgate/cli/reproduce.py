@@ -43,7 +43,10 @@ def reproduce(
     ] = Path("runs/reproduce"),
     results: Annotated[
         Path | None,
-        typer.Option("--results", help="Where pages and figures go: docs/results, of tiny studies the --out folder."),
+        typer.Option(
+            "--results",
+            help="Where pages go: docs/results; of tiny studies, or with other settings, --out.",
+        ),
     ] = None,
     recipes: Annotated[
         Path | None, typer.Option("--recipes", help="Folder of the recipes with the tuned settings.")
@@ -51,7 +54,7 @@ def reproduce(
     any_code: Annotated[
         bool, typer.Option("--any-code", help="Take cells that another version of the code has finished.")
     ] = False,
-    pages: Annotated[bool, typer.Option("--pages", help="Run nothing, write the pages of what is there.")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="Train nothing, write the pages of what is there.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before days of work (--scale paper).")] = False,
     data_dir: DataDir = None,
@@ -82,7 +85,8 @@ def reproduce(
         out().print(told, highlight=False, soft_wrap=True)
         if estimate or not (yes or typer.confirm("Start?", err=True)):
             return
-    if results is None and scale != "tiny" and Path("docs").is_dir():
+    usual = not (set or rounds or recipes)  # trials of other settings must not replace what documentation shows
+    if results is None and scale != "tiny" and usual and Path("docs").is_dir():
         results = Path("docs/results")
     with Steps(f"reproduce {scale}", "cell", console) as steps:
 

@@ -59,6 +59,7 @@ class Number:
 ACC = Number("best_accuracy", "Acc, %")
 FIRST_SEED = Number("best_accuracy", "Acc of the first seed, %", first_seed=True)
 WORST = Number("best_bottom_decile", "bottom decile, %")
+FIRST_WORST = Number("best_bottom_decile", "bottom decile of the first seed, %", first_seed=True)
 LAST = Number("accuracy", "last round, %")
 VALIDATION = Number("val", "best on validation, %")
 LOCAL_EPOCH = Number("accuracy_after_local", "after a further local epoch, %")

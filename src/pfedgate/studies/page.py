@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pfedgate import toml
@@ -29,6 +32,10 @@ POINT = "after the broadcast: each client's personal model, before any further l
 def write(study: Study, order: Order, folder: Path) -> list[Path]:
     """The files of a study, from the cells that are there; measures what is still to be measured."""
     outcomes = Outcomes.of(study, order.all_places(study), order.root, any_code=order.any_code)
+    if _worse(outcomes, folder / f"{study.name}.json"):
+        told = f"{folder / study.name}.md is kept: {len(outcomes.missing)} cells are missing now, more than for it"
+        warnings.warn(f"{told} (cells that other code has finished count with --any-code)", stacklevel=2)
+        return []
     measures = costs.MEASURES[study.measure](study, order) if study.measure and not outcomes.missing else {}
     content = gather(study, order, outcomes, measures)
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,6 +44,14 @@ def write(study: Study, order: Order, folder: Path) -> list[Path]:
     text = page(study, content, outcomes, measures, [path for path in drawn if path.suffix == ".svg"])
     write_atomically(folder / f"{study.name}.md", text.encode())
     return [folder / f"{study.name}.md", folder / f"{study.name}.json", *drawn]
+
+
+def _worse(outcomes: Outcomes, before: Path) -> bool:
+    """Whether less is there than for the page that would be replaced."""
+    try:
+        return len(outcomes.missing) > len(json.loads(before.read_text(encoding="utf-8"))["missing"])
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str, Record]) -> Record:
@@ -51,6 +66,7 @@ def gather(study: Study, order: Order, outcomes: Outcomes, measures: Mapping[str
         "scale": order.scale.name,
         "command": command(study, order, other=bool({*code} - {code_version()})),
         "evaluation": POINT,
+        "chosen_round": any(number.key.startswith("best_") for number in study.numbers),
         "data": _same([data(run) for run in runs]),
         "left_out": _left_out(study, order),
         "measured_on": _same([told["data"] for told in measures.values()]),
@@ -94,11 +110,9 @@ def command(study: Study, order: Order, *, other: bool = False) -> str:
     for layer in order.over:
         for section, table in layer.items():
             given = table if isinstance(table, Mapping) else {"": table}
-            parts += [
-                f"--set {section}{'.' * bool(key)}{key}={toml.dump(value)}"
-                for key, value in given.items()
-                if key != "data_dir"
-            ]
+            told = {f"{section}.{key}" if key else section: value for key, value in given.items() if key != "data_dir"}
+            parts += [f"--set {shlex.quote(f'{name}={toml.dump(value)}')}" for name, value in told.items()]
+    parts += [f"--recipes {shlex.quote(str(order.recipes))}"] if order.recipes is not None else []
     return " ".join([*parts, *(["--any-code"] if other else [])])
 
 
@@ -156,7 +170,8 @@ def _words(study: Study, outcomes: Outcomes) -> str:
         "FedMask's s is of the layers it masks.": any(name.startswith("FedMask") for name in rows),
         "s̄' is the share of the parameters in use.": DENSITY.title in shown,
         "q̄ is the share uploaded.": Q.title in shown,
-        "± is the standard deviation over seeds (of a sample); a row without it is of one seed.": several,
+        "± is the standard deviation over seeds (of a sample). Bold is the best of the rows with most seeds, and of "
+        "all rows where a column is of the first seed.": several,
         "One seed.": bool(rows) and not several,
     }
     return " ".join(text for text, wanted in meant.items() if wanted)
@@ -173,9 +188,10 @@ def _cell(outcomes: Outcomes, row: str, column: str, number: Number, best: bool)
 
 
 def _winners(outcomes: Outcomes, column: str, number: Number) -> set[str]:
-    """The rows with the best mean; none if all are alike."""
-    means = {row: spread(outcomes.values(row, column, number)) for row in outcomes.rows(column)}
-    known = {row: found["mean"] for row, found in means.items() if found is not None}
+    """The rows with the best mean of those with most seeds: others are means over other data. None if all are alike."""
+    scores = {row: outcomes.by_seed(row, column, number) for row in outcomes.rows(column)}
+    seeds = max((sorted(found) for found in scores.values()), key=len, default=[])
+    known = {row: fmean(found.values()) for row, found in scores.items() if found and sorted(found) == seeds}
     if number.best is None or len(set(known.values())) < 2:
         return set()
     best = number.best(known.values())
@@ -252,7 +268,8 @@ def _about(content: Record) -> list[str]:
     """Where it comes from."""
     machines = _same([_machine(place) for place in content["machine"]])
     commits = [commit[:12] + ("+" if commit.endswith("+") else "") for commit in content["commits"] if commit]
-    scored = f"- Scored {content['evaluation']}; rates and rounds chosen on validation data"
+    chosen = "rates and rounds" if content["chosen_round"] else "rates"
+    scored = f"- Scored {content['evaluation']}; {chosen} chosen on validation data"
     return [
         f"- Command: `{content['command']}`",
         *([scored] if content["rows"] else []),

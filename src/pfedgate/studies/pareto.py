@@ -16,7 +16,7 @@ from pfedgate.studies.outcome import Outcomes, spread
 COSTS = (("ms", "step time"), ("flops", "compute"), ("up", "upload"))
 GREY = "#5c6470"
 HETEROFL = "HeteroFL, over s"
-MARKS = ("o", "s", "^", "v", "D", "P", "X", "<", ">", "h", "*", "p")
+MARKS = ("o", "s", "^", "v", "D", "P", "X", "<", ">", "h", "*", "p", "d", "+", "x")
 TICKS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 FINE = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # where axes are short
 # By whether there is a shift and what is bound.
