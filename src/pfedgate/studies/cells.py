@@ -46,6 +46,10 @@ SHOWING = (
     "trackers",
     "demo",
     "theory",
+    "environment",
+    "jobs",
+    "names",
+    "runfolder",
 )
 WAIT = 5.0  # seconds between two looks at a cell that another process is at
 STATE = ("checkpoint.safetensors", "private")  # of a run's folder: what looking takes
