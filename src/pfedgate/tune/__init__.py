@@ -16,8 +16,9 @@ from typing import Any
 from pfedgate import experiment
 from pfedgate.config import Recipe
 from pfedgate.tune.recipe import with_tuned
-from pfedgate.tune.search import SEARCHES, Plan, Search, Trial, base
+from pfedgate.tune.search import SEARCHES, Plan, Search, base
 from pfedgate.tune.space import Axis, Choices, Range, axis, choices, space_of
+from pfedgate.tune.trials import Trial
 
 __all__ = ["SEARCHES", "Choices", "Plan", "Range", "Search", "Trial", "axis", "choices", "tune", "with_tuned"]
 

@@ -11,7 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,13 @@ from pfedgate.environment import environment
 from pfedgate.metrics import Record
 from pfedgate.names import unknown
 from pfedgate.store import write_atomically
+from pfedgate.tune import guide
 from pfedgate.tune import space as spaces
-from pfedgate.tune.space import Choices, Point, Space
+from pfedgate.tune import trials as kept
+from pfedgate.tune.space import Point, Space
+from pfedgate.tune.trials import COMPLETE, FAILED, PRUNED, Trial
 
 SEARCHES = ("tpe", "random", "grid")
-COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STARTUP = 4  # trials before what they showed guides the next ones, or ends one early
-WARMUP = 0.25  # share of the rounds in which no trial is ended: some start slowly
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point tried. `value`: the best accuracy on validation data over the rounds that were scored."""
-
-    trial: int
-    params: dict[str, Any]
-    state: str
-    value: float | None = None
-    best_round: int | None = None
-    seconds: float = 0.0
-    curve: tuple[tuple[int, float], ...] = ()  # (round, validation accuracy)
-    error: str = ""
-    point: Point = field(default_factory=dict)  # params as places in the space
 
 
 @dataclass(frozen=True)
@@ -67,7 +52,7 @@ class Plan:
         return resolve(self.recipe.tables(), spaces.settings_of(params))
 
     def told(self) -> dict[str, Any]:
-        """All that results depend on, as plain data."""
+        """The plan as plain data."""
         described = {name: str(chosen) for name, chosen in self.space.items()}
         plain = {"label": self.label, "search": self.search, "prune": self.prune, "seed": self.seed}
         return {**plain, "space": described, "recipe": json.loads(json.dumps(self.recipe.tables()))}
@@ -96,22 +81,29 @@ class _Enough(Exception):
 def work(job: jobs.Job, tell: jobs.Tell, *, data: Any = None, model: Any = None) -> Record:
     """One trial: a run whose validation accuracy is told round by round; the answer says whether to stop."""
     curve: list[tuple[int, float]] = []
+    training = False
 
     def hear(event: Record) -> None:
+        nonlocal training
+        training = True
         value = event.get("after_broadcast", {}).get("val_accuracy")
         if event["event"] == "round" and value is not None:
             curve.append((event["round"], value))
             if tell([event["round"], value]):
                 raise _Enough
 
-    began, state = time.perf_counter(), COMPLETE
+    began, state, told = time.perf_counter(), COMPLETE, ""
+    made = experiment.plan(resolve(job["recipe"]), data=data, model=model)
     try:
-        experiment.plan(resolve(job["recipe"]), data=data, model=model).run(callbacks=[hear])
+        made.run(callbacks=[hear])
     except _Enough:
         state = PRUNED
-    if not curve:
-        raise ValueError("nothing was scored on validation data: tuning needs data with a validation part")
-    return {"state": state, "curve": curve, "seconds": time.perf_counter() - began}
+    except Exception as error:
+        # Settings that break training are an outcome. What went wrong before it, or with files, says nothing of them.
+        if not training or isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+            raise
+        state, told = FAILED, f"{type(error).__name__}: {error}"
+    return {"state": state, "curve": curve, "seconds": time.perf_counter() - began, "error": told}
 
 
 class Search:
@@ -130,10 +122,10 @@ class Search:
                 )
         elif plan.search == "grid":
             raise ValueError(f"{plan.label}: a grid needs lists of values, not ranges, and not too many")
+        self._log = folder / "trials.jsonl"
         self.trials = self._open()
         self.running: dict[int, Any] = {}
-        self._curves: dict[int, list[tuple[int, float]]] = {}
-        self._study = _study(plan, self.trials)
+        self._study = guide.study(plan.space, plan.recipe.train.rounds, self.trials)
 
     @property
     def best(self) -> Trial | None:
@@ -142,8 +134,12 @@ class Search:
         return max(done, key=lambda trial: (trial.value or 0.0, -trial.trial), default=None)
 
     def run(self, workers: int = 1, *, data: Any = None, model: Any = None) -> None:
-        """All trials that are not on file yet."""
+        """All trials that are not on file yet. What is wrong with all of them is an error before the first."""
         self._watch(self)
+        if len(self.trials) < self.wanted:
+            federation = experiment.plan(self.plan.recipe, data=data, model=model).federation
+            if not any(federation.part(client, "val").n for client in federation.clients):
+                raise ValueError("tuning needs data with a validation part: nothing could be scored here")
         jobs.run(functools.partial(work, data=data, model=model), self, workers=workers)
 
     # -- as a host of jobs
@@ -156,35 +152,35 @@ class Search:
         point = self._choose(number)
         if point is None:
             return None
-        self._curves[number] = []
         params = spaces.values(self.plan.space, point)
         return {"trial": number, "point": point, "params": params, "recipe": self.plan.trial_recipe(params).tables()}
 
     def said(self, job: jobs.Job, message: Any) -> bool:
         """A score of a running trial; True ends it."""
         round, value = message
-        self._curves[job["trial"]].append((round, value))
         asked = self.running[job["trial"]]
         asked.report(value, round)
         last = round >= self.plan.recipe.train.rounds
         return bool(self.plan.prune and not last and asked.should_prune())
 
     def ended(self, job: jobs.Job, result: Any) -> None:
-        """Keep a trial's outcome. One that failed (a rate too high, say) is an outcome as well."""
-        number = job["trial"]
-        if isinstance(result, jobs.Failed):
-            curve = self._curves[number]
-            state, seconds, error = FAILED, 0.0, result.error
-        else:
-            curve, state = [(r, v) for r, v in result["curve"]], result["state"]
-            seconds, error = result["seconds"], ""
+        """Keep a trial's outcome; that training broke (a rate too high, say) is one. The others are not kept on file,
+        so the next search tries them again.
+        """
+        number, broken = job["trial"], isinstance(result, jobs.Failed)
+        if broken:
+            result = {"state": FAILED, "curve": [], "seconds": 0.0, "error": result.error}
+        curve = [(r, v) for r, v in result["curve"]]
         value = max((v for _, v in curve), default=None)
         at = next((r for r, v in curve if v == value), None)
-        trial = Trial(number, job["params"], state, value, at, seconds, tuple(curve), error, job["point"])
+        trial = Trial(
+            number, job["params"], result["state"], value, at, result["seconds"], tuple(curve), result["error"],
+            job["point"],
+        )  # fmt: skip
         self.trials.append(trial)
-        with (self.folder / "trials.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(trial))
-        self._study.tell(self.running.pop(number), **_verdict(trial))
+        if not broken:
+            kept.append(self._log, trial)
+        self._study.tell(self.running.pop(number), **guide.verdict(trial))
         self._watch(self)
 
     # -- parts
@@ -219,8 +215,8 @@ class Search:
 
         for attempt in range(10):
             path = seeds.key(self.plan.seed, "tune", self.plan.label, number, attempt)
-            self._study.sampler = _sampler(path)
-            asked = self._study.ask(_distributions(self.plan.space))
+            self._study.sampler = guide.sampler(path)
+            asked = self._study.ask(guide.distributions(self.plan.space))
             if asked.params not in seen:
                 self.running[number] = asked
                 return dict(asked.params)
@@ -230,17 +226,17 @@ class Search:
 
     def _ask(self, number: int, fixed: Point) -> Point:
         self._study.enqueue_trial(fixed)
-        self.running[number] = self._study.ask(_distributions(self.plan.space))
+        self.running[number] = self._study.ask(guide.distributions(self.plan.space))
         return dict(fixed)
 
     def _open(self) -> list[Trial]:
         """The trials on file, of the very same search."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        about, log = self.folder / "search.json", self.folder / "trials.jsonl"
+        about = self.folder / "search.json"
         told = self.plan.told()
         if about.exists():
             before = json.loads(about.read_text(encoding="utf-8"))["plan"]
-            changed = _differences(before, told)
+            changed = _differences(_essence(before), _essence(told))
             if changed:
                 raise ValueError(
                     f"{self.folder} holds a search with other settings ({'; '.join(changed[:3])}): use the same "
@@ -248,13 +244,16 @@ class Search:
                 )
         else:
             write_atomically(about, json.dumps({"plan": told, "environment": environment()}, indent=2).encode())
-        if not log.exists():
-            return []
-        lines = log.read_text(encoding="utf-8").split("\n")
-        trials = [_read(line) for line in lines[:-1]]
-        if lines[-1]:  # cut short by a kill: that trial is done again
-            write_atomically(log, "".join(map(_line, trials)).encode())
-        return trials
+        return kept.read(self._log)
+
+
+def _essence(told: dict[str, Any]) -> dict[str, Any]:
+    """A plan without what cannot change a result: where its data is, and how it is run (as for cells of studies)."""
+    recipe = {section: dict(table) for section, table in told["recipe"].items() if section != "deploy"}
+    for name in ("data_dir", "cache_dir", "source"):
+        recipe["data"].pop(name, None)
+    recipe["run"] = {"seed": recipe["run"]["seed"]}
+    return {**told, "recipe": recipe}
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
@@ -262,72 +261,3 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
         names = dict.fromkeys([*before, *now])
         return [d for n in names for d in _differences(before.get(n), now.get(n), f"{where}.{n}".lstrip("."))]
     return [] if before == now else [f"{where}: {before} then, {now} now"]
-
-
-def _line(trial: Trial) -> str:
-    return json.dumps(trial.__dict__) + "\n"
-
-
-def _read(line: str) -> Trial:
-    told = json.loads(line)
-    return Trial(**{**told, "curve": tuple((r, v) for r, v in told["curve"])})
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError("tuning needs optuna: pip install 'pfedgate[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _sampler(seed: int) -> Any:
-    import optuna
-
-    # constant_liar: a running trial counts as a bad one, so that workers do not all try the same place.
-    return optuna.samplers.TPESampler(seed=seed % 2**32, n_startup_trials=STARTUP, constant_liar=True)
-
-
-def _distributions(space: Space) -> dict[str, Any]:
-    import optuna
-
-    found: dict[str, Any] = {}
-    for name, chosen in space.items():
-        if isinstance(chosen, Choices):
-            last = len(chosen.values) - 1
-            ordered = optuna.distributions.IntDistribution(0, last)
-            plain = optuna.distributions.CategoricalDistribution(range(last + 1))
-            found[name] = ordered if chosen.ordered else plain
-        elif chosen.whole:
-            found[name] = optuna.distributions.IntDistribution(int(chosen.low), int(chosen.high), log=chosen.log)
-        else:
-            found[name] = optuna.distributions.FloatDistribution(chosen.low, chosen.high, log=chosen.log)
-    return found
-
-
-def _study(plan: Plan, trials: list[Trial]) -> Any:
-    """Optuna's view of the trials on file, in the order they ended."""
-    optuna = _optuna()
-    pruner = optuna.pruners.MedianPruner(STARTUP, int(WARMUP * plan.recipe.train.rounds))
-    study = optuna.create_study(direction="maximize", sampler=_sampler(0), pruner=pruner)
-    for trial in trials:
-        told = _verdict(trial)
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=told["state"],
-                value=told["values"],
-                params=trial.point,
-                distributions=_distributions(plan.space),
-                intermediate_values=dict(trial.curve),
-            )
-        )
-    return study
-
-
-def _verdict(trial: Trial) -> dict[str, Any]:
-    import optuna
-
-    states = optuna.trial.TrialState
-    state = {COMPLETE: states.COMPLETE, PRUNED: states.PRUNED, FAILED: states.FAIL}[trial.state]
-    return {"state": state, "values": trial.value if trial.state == COMPLETE else None}
