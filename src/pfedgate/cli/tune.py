@@ -18,8 +18,9 @@ from pfedgate.config import Recipe, RecipeError
 from pfedgate.environment import environment
 from pfedgate.progress import Steps, clock, percent
 from pfedgate.store import write_atomically
-from pfedgate.tune.search import COMPLETE, PRUNED, Search
+from pfedgate.tune.search import Search
 from pfedgate.tune.space import Axis, axis, checked
+from pfedgate.tune.trials import COMPLETE, PRUNED
 
 MOST_ROWS = 12  # of a table of trials; all of them are in trials.jsonl
 
@@ -114,6 +115,9 @@ def _check(methods: Sequence[str], plans: dict[str, Recipe], recipe: Path | None
         )
     if write and recipe is None:
         raise RecipeError("--write needs a --recipe to write into")
+    text = "" if recipe is None else recipe.read_text(encoding="utf-8")
+    for name in names:  # what cannot be written into is better told before hours of search
+        tuning.with_tuned(text, name, {"train.lr": 0.1})
 
 
 def _watch(steps: Steps) -> Any:
@@ -184,7 +188,7 @@ def _keep(search: Search, recipe: Path | None, folder: Path, write: bool, given:
     plan = search.plan
     commit = (environment()["commit"] or "")[:12]
     note = (
-        f"pfedgate tune: {percent(best.value)} on validation, the best of {len(search.trials)} trials of "
+        f"{percent(best.value)} on validation, the best of {len(search.trials)} trials of "
         f"{plan.recipe.train.rounds} rounds ({plan.search}), {time.strftime('%Y-%m-%d')}"
         + (f", with {' '.join(given)}" if given else "")
     ) + (f", commit {commit}" if commit else "")
