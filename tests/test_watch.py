@@ -33,6 +33,11 @@ def started(folder: Path, rounds: int) -> Path:
     return folder
 
 
+def age(path: Path) -> None:
+    long_ago = time.time() - 3600
+    os.utime(path, (long_ago, long_ago))
+
+
 def shown(folder: Path) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(watch.view(runfolder.load_all(folder)))
@@ -48,14 +53,65 @@ def test_what_is_shown(tmp_path: Path) -> None:
 
 
 def test_before_the_first_round(tmp_path: Path) -> None:
-    assert "no round is finished yet" in shown(started(tmp_path / "run", 0))
+    folder = started(tmp_path / "run", 0)
+    assert "training has not begun" in shown(folder)
+    (folder / "environment.json").write_text("[]")
+    assert "no round is finished yet" in shown(folder)
+    age(folder / "environment.json")
+    assert "pfedgate resume" in shown(folder)  # it may have died before the first round
 
 
 def test_a_run_that_fell_silent(tmp_path: Path) -> None:
     folder = started(tmp_path / "run", 3)
-    long_ago = time.time() - 3600
-    os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
+    age(folder / "metrics.jsonl")
     assert "pfedgate resume" in shown(folder)
+    (folder / "environment.json").write_text("[]")  # as resume does: now it is heard of again
+    assert "left" in shown(folder)
+
+
+def comparison(folder: Path, done: int, runs: int = 8) -> Path:
+    """A comparison as it is while a run goes on: some before it have ended, those after it wait."""
+    for at in range(runs):
+        run = started(folder / f"method{at}", 10 if at < done else 4 if at == done else 0)
+        if at < done:
+            (run / "summary.json").write_text("{}")
+    (folder / "comparison.json").write_text(json.dumps([f"method{at}" for at in range(runs)]))
+    return folder
+
+
+@pytest.mark.parametrize("done", [0, 5, 7])
+def test_the_run_that_goes_on_is_on_the_screen(tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, file, frames = comparison(tmp_path, done), io.StringIO(), []
+
+    def finish(_: float) -> None:
+        frames.append(file.getvalue())
+        for run in runfolder.load_all(folder):
+            (run.path / "summary.json").write_text("{}")
+
+    text = shown(folder)
+    monkeypatch.setattr(time, "sleep", finish)
+    watch.follow(folder, Console(width=120, height=24, file=file, force_terminal=True, color_system=None))
+    seen = [line for line in frames[0].splitlines() if "method" in line]
+    assert [line.partition("method")[2][0] for line in seen] == [str(done), *(str(n) for n in range(8) if n != done)]
+    assert "fedavg on digits" in seen[0]
+    assert text.count("finished") == done
+    assert text.count("100.0 %") == done  # what they reached
+    assert text.count("training has not begun") == 7 - done
+
+
+def test_more_runs_than_there_is_room_for(tmp_path: Path) -> None:
+    names = ["silent", "one", "two", "three"]
+    for name in names:
+        started(tmp_path / name, 3)
+    age(tmp_path / "silent" / "metrics.jsonl")
+    (tmp_path / "comparison.json").write_text(json.dumps(names))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(watch.view(runfolder.load_all(tmp_path), 24))
+    text = console.export_text()
+    assert len(text.splitlines()) <= 24
+    assert text.count("so far") == 2  # in full: runs that go on, before one that fell silent
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["silent", "three"]
+    assert "nothing new for 1:00:00" in text
 
 
 def test_a_half_written_line_is_not_read(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pfedgate.runfolder import Run
 
 STEPS = "▁▂▃▄▅▆▇█"
 QUIET = 600.0  # seconds without a new line after which a run may have died
+PANEL = 10  # lines of a run in full, at most
 
 
 def spark(values: Sequence[float | None], width: int = 40) -> str:
@@ -48,26 +49,58 @@ def left(run: Run) -> float | None:
 
 
 def quiet(run: Run) -> float:
-    """Seconds since the run last wrote a line."""
-    path = run.path / "metrics.jsonl"
-    return max(0.0, time.time() - path.stat().st_mtime) if path.exists() else 0.0
+    """Seconds since the run last wrote a line or, if that was later, was last started."""
+    paths = [run.path / "metrics.jsonl", run.path / runfolder.ENVIRONMENT]
+    return max(0.0, time.time() - max((path.stat().st_mtime for path in paths if path.exists()), default=time.time()))
+
+
+def begun(run: Run) -> bool:
+    """Whether training ever began: runs of a comparison wait for each other, and data is loaded first."""
+    return bool((run.path / runfolder.ENVIRONMENT).exists() or run.metrics)
+
+
+def silent(run: Run) -> bool:
+    """Whether it wrote nothing for so long that it may have died."""
+    each = (left(run) or 0.0) / max(1, run.recipe.train.rounds - len(run.metrics))
+    return quiet(run) > max(QUIET, 5 * each)
 
 
 def state(run: Run) -> str:
     """How the run is, in a few words."""
     if run.finished:
         return f"finished, {clock(run.seconds)} of training"
-    if not run.metrics:
-        return "no round is finished yet"
-    ago = quiet(run)
-    if ago > max(QUIET, 5 * (left(run) or 0.0) / max(1, run.recipe.train.rounds - len(run.metrics))):
-        return f"nothing new for {clock(ago)}: if it was stopped, pfedgate resume {run.path} goes on"
-    return f"running, about {clock(left(run))} left"
+    if not begun(run):
+        return "training has not begun"
+    if silent(run):
+        return f"nothing new for {clock(quiet(run))}: if it was stopped, pfedgate resume {run.path} goes on"
+    return f"running, about {clock(left(run))} left" if run.metrics else "no round is finished yet"
 
 
-def view(runs: Sequence[Run]) -> RenderableType:
-    """What there is to see now."""
-    return Group(*(_panel(run) for run in runs))
+def view(runs: Sequence[Run], height: int | None = None) -> RenderableType:
+    """What there is to see now: first the runs that go on, in full; then the others, in a line each.
+
+    height  lines there are; runs for which there is no room get a line, too
+    """
+    going = sorted((run for run in runs if begun(run) and not run.finished), key=silent)
+    full = going or (list(runs) if len(runs) == 1 else [])
+    if height is not None:
+        full = full[: max(1, (height - len(runs)) // PANEL)]
+    told = {run.path for run in full}
+    rest = [run for run in runs if run.path not in told]
+    return Group(*(_panel(run) for run in full), *([_lines(rest)] if rest else []))
+
+
+def _lines(runs: Sequence[Run]) -> Table:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    for justify in ("left", "right", "right"):
+        grid.add_column(no_wrap=True, justify=justify)
+    grid.add_column(no_wrap=True, overflow="ellipsis", style="dim", ratio=1)
+    for run in runs:
+        records = run.metrics
+        scores = [r["after_broadcast"].get("accuracy") for r in records if "after_broadcast" in r]
+        rounds = f"{len(records)} / {run.recipe.train.rounds}"
+        grid.add_row(Text(run.name), rounds, percent(scores[-1]) if scores else "-", state(run))
+    return grid
 
 
 def _panel(run: Run) -> Panel:
@@ -114,8 +147,8 @@ def follow(folder: str | Path, console: Console, *, every: float = 1.0) -> None:
     if every <= 0:
         raise ValueError(f"seconds between looks must be more than 0, got {every}")
     runs = runfolder.load_all(folder)
-    with Live(view(runs), console=console, auto_refresh=False) as live:
+    with Live(view(runs, console.height), console=console, auto_refresh=False) as live:
         while not all(run.finished for run in runs):
             time.sleep(every)
-            live.update(view(runs), refresh=True)
-        live.update(view(runs), refresh=True)
+            live.update(view(runs, console.height), refresh=True)
+        live.update(view(runs, console.height), refresh=True)
