@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pfedgate import experiment, trackers
+from pfedgate import experiment, runfolder, trackers
 from pfedgate.cli import app
 
 SMALL: dict[str, Any] = {"data": {"name": "digits", "clients": 4, "samples": 200}, "algorithm": {"name": "fedavg"}}
@@ -20,14 +20,17 @@ RECIPE = experiment.recipe_of(SMALL, {"train": {"rounds": 2}, "evaluate": {"ever
 class Writer:
     """What TensorBoard's writer does, remembered."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder, self.scalars, self.texts, self.open = folder, {}, {}, True
+    def __init__(self, folder: str, purge_step: int) -> None:
+        self.folder, self.purge_step, self.scalars, self.texts, self.open = folder, purge_step, {}, {}, True
         Writer.last = self
 
     last: Any
+    breaks: tuple[int, BaseException] | None = None  # a round that ends in this
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         assert self.open
+        if Writer.breaks and Writer.breaks[0] == step:
+            raise Writer.breaks[1]
         self.scalars[name, step] = value
 
     def add_text(self, name: str, text: str, step: int) -> None:
@@ -42,23 +45,33 @@ class Writer:
 
 class WandBRun:
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options, self.logged, self.summary, self.finished = options, {}, {}, False
+        self.options, self.logged, self.summary, self.exit_code = options, {}, {}, None
+        self.id = options.get("id") or "fresh"
+        WandBRun.last = self
+
+    last: Any
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.logged[step] = values
 
-    def finish(self) -> None:
-        self.finished = True
+    def finish(self, exit_code: int) -> None:
+        assert self.exit_code is None, "closed twice"
+        self.exit_code = exit_code
+
+
+class MlflowException(Exception):
+    pass
 
 
 class Client:
-    """What MLflow's client does, remembered."""
+    """What MLflow's client does, remembered; runs outlive it, as on a server."""
+
+    runs: dict[str, str]  # their states
+    last: Any
 
     def __init__(self, tracking_uri: str | None) -> None:
-        self.uri, self.metrics, self.params, self.ended = tracking_uri, {}, {}, []
+        self.uri, self.metrics, self.params = tracking_uri, {}, {}
         Client.last = self
-
-    last: Any
 
     def get_experiment_by_name(self, name: str) -> None:
         return None
@@ -68,16 +81,25 @@ class Client:
 
     def create_run(self, number: str, run_name: str | None) -> Any:
         assert number == "7"
-        return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+        name = f"run{len(self.runs)}"
+        self.runs[name] = "RUNNING"
+        return SimpleNamespace(info=SimpleNamespace(run_id=name))
+
+    def update_run(self, run: str, status: str) -> None:
+        if run not in self.runs:
+            raise MlflowException(f"no run {run}")
+        self.runs[run] = status
 
     def log_param(self, run: str, key: str, value: str) -> None:
         self.params[key] = value
 
     def log_metric(self, run: str, key: str, value: float, step: int) -> None:
+        assert self.runs[run] == "RUNNING"
         self.metrics[key, step] = value
 
-    def set_terminated(self, run: str) -> None:
-        self.ended.append(run)
+    def set_terminated(self, run: str, status: str) -> None:
+        assert self.runs[run] == "RUNNING", "closed twice"
+        self.runs[run] = status
 
 
 @pytest.fixture
@@ -86,6 +108,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     board.SummaryWriter = Writer  # type: ignore[attr-defined]
     wandb.init = lambda **options: WandBRun(options)  # type: ignore[attr-defined]
     mlflow.tracking = SimpleNamespace(MlflowClient=Client)  # type: ignore[attr-defined]
+    mlflow.exceptions = SimpleNamespace(MlflowException=MlflowException)  # type: ignore[attr-defined]
+    monkeypatch.setattr(Client, "runs", {}, raising=False)
+    monkeypatch.setattr(Writer, "breaks", None)
     for module in (board, wandb, mlflow):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -105,6 +130,7 @@ def test_trackers_hear_every_round() -> None:
     assert writer.scalars["after_broadcast/accuracy", 2] == accuracy
     assert ("after_broadcast/accuracy", 1) not in writer.scalars
     assert 'name = "fedavg"' in writer.texts["recipe"]
+    assert writer.scalars["summary/accuracy", 2] == accuracy
     assert not writer.open
 
     run = wandb._run
@@ -113,22 +139,87 @@ def test_trackers_hear_every_round() -> None:
     assert run.options["mode"] == "offline"
     assert run.options["config"]["train.rounds"] == 2
     assert run.summary["accuracy"] == accuracy
-    assert run.finished
+    assert run.exit_code == 0
 
     client = Client.last
     assert {step: client.metrics["train/loss", step] for step in losses} == losses
     assert client.params["algorithm.name"] == "fedavg"
     assert client.uri == "file:somewhere"
-    assert client.ended == ["abc"]
+    assert client.metrics["summary/accuracy", 2] == accuracy
+    assert client.runs == {"run0": "FINISHED"}
 
 
 @pytest.mark.usefixtures("fakes")
-def test_by_name() -> None:
-    trackers.build("tensorboard", "runs/x")
-    assert Writer.last.folder.endswith("x/tensorboard")
-    assert trackers.build("wandb", "runs/x")._run.options["name"] == "x"
+def test_by_name(tmp_path: Path) -> None:
+    trackers.build("tensorboard", tmp_path)({"event": "start", "round": 0})
+    assert Writer.last.folder == str(tmp_path / "tensorboard")
+    assert trackers.build("wandb", tmp_path)._run.options["name"] == tmp_path.name
     with pytest.raises(ValueError, match="did you mean 'wandb'"):
-        trackers.build("wandbb", "runs/x")
+        trackers.build("wandbb", tmp_path)
+
+
+def tracked(folder: Path, *more: str, names: tuple[str, ...] = ("tensorboard", "wandb", "mlflow")) -> Any:
+    return CliRunner().invoke(app, [*more, *(part for name in names for part in ("--track", name))])
+
+
+def start(folder: Path, **options: Any) -> Any:
+    """A run of five rounds that is kept after every second one."""
+    settings = {"data.clients": 4, "data.samples": 200, "algorithm.name": "fedavg", "train.rounds": 5, "run.workers": 1}
+    settings |= {"run.checkpoint_every": 2, "run.keep_best": "false"}
+    given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    return tracked(folder, "run", "--out", str(folder), *given, **options)
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize(
+    ("error", "status", "code", "said"),
+    [(KeyboardInterrupt(), "KILLED", 130, "Go on with"), (OSError("disk full"), "FAILED", 1, "disk full")],
+)
+def test_trackers_are_told_how_it_ended_and_resumed(
+    tmp_path: Path, error: BaseException, status: str, code: int, said: str
+) -> None:
+    folder = tmp_path / "run"
+    Writer.breaks = 3, error
+    result = start(folder)
+    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert not Writer.last.open
+    assert WandBRun.last.exit_code == code
+    assert Client.runs == {"run0": status}
+
+    Writer.breaks = None
+    result = tracked(folder, "resume", str(folder))
+    assert result.exit_code == 0, result.output
+    assert Writer.last.purge_step == 3  # two rounds were kept: what TensorBoard has of the third goes
+    assert "recipe" not in Writer.last.texts
+    assert WandBRun.last.options["id"] == "fresh"
+    assert WandBRun.last.options["resume"] == "allow"
+    assert WandBRun.last.exit_code == 0
+    assert list(WandBRun.last.logged) == [3, 4, 5]
+    assert Client.runs == {"run0": "FINISHED"}
+    assert {step for _, step in Client.last.metrics} == {3, 4, 5}
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_run_that_mlflow_no_longer_has_is_made_anew(tmp_path: Path) -> None:
+    first = trackers.build("mlflow", tmp_path, RECIPE)
+    trackers.build("wandb", tmp_path)
+    assert trackers.build("mlflow", tmp_path).id == first.id
+    Client.runs = {"another": "RUNNING"}
+    again = trackers.build("mlflow", tmp_path, RECIPE)
+    assert again.id != first.id
+    assert Client.last.params["algorithm.name"] == "fedavg"
+    assert trackers.build("mlflow", tmp_path).id == again.id
+    assert trackers.build("wandb", tmp_path).id == "fresh"
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_tracker_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(**options: Any) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", offline)
+    assert "no network" in start(tmp_path / "run", names=("mlflow", "wandb")).output
+    assert Client.runs == {"run0": "FAILED"}
 
 
 @pytest.mark.parametrize(
@@ -165,9 +256,26 @@ def run_with(tracker: Any) -> tuple[dict[int, float], float]:
     return {record["round"]: record["loss"] for record in result.history}, result.summary["accuracy"]
 
 
+def interrupted(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """A run that a tracker hears of, stopped in its third round and resumed; returns its losses by round."""
+    real = trackers.Tracker.__call__
+
+    def stop(tracker: trackers.Tracker, event: dict[str, Any]) -> None:
+        real(tracker, event)
+        if event.get("round") == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trackers.Tracker, "__call__", stop)
+        assert start(folder, names=(name,)).exit_code == 130
+    result = tracked(folder, "resume", str(folder), names=(name,))
+    assert result.exit_code == 0, result.output
+    return {record["round"]: record["loss"] for record in runfolder.load(folder).metrics}
+
+
 # The packages themselves, where they are installed: fakes only know what we believe of them.
 @pytest.mark.filterwarnings("default")
-def test_the_real_tensorboard(tmp_path: Path) -> None:
+def test_the_real_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra 'track'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -175,6 +283,14 @@ def test_the_real_tensorboard(tmp_path: Path) -> None:
     written = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {e.step: e.value for e in written.Scalars("train/loss")} == pytest.approx(losses)
     assert [e.value for e in written.Scalars("after_broadcast/accuracy")] == pytest.approx([accuracy])
+    assert [e.value for e in written.Scalars("summary/accuracy")] == pytest.approx([accuracy])
+
+    losses = interrupted(tmp_path / "run", "tensorboard", monkeypatch)
+    written = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert [(e.step, e.value) for e in written.Scalars("train/loss")] == [
+        (step, pytest.approx(loss)) for step, loss in losses.items()
+    ]  # each round once, though the third was written twice
+    assert len(written.Tensors("recipe/text_summary")) == 1
 
 
 @pytest.mark.filterwarnings("default")
@@ -191,17 +307,36 @@ def test_the_real_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert b"after_broadcast/accuracy" in records
     assert wandb.run is None  # ended
 
+    losses = interrupted(tmp_path / "run", "wandb", monkeypatch)
+    parts = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))
+    assert len({part.name for part in parts}) == 1  # one run, by its id
+    records = b"".join(part.read_bytes() for part in parts)
+    assert all(f"{value}".encode() in records for value in losses.values())
+    assert wandb.run is None
+
 
 @pytest.mark.filterwarnings("default")
-def test_the_real_mlflow(tmp_path: Path) -> None:
+def test_the_real_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs the extra 'mlflow'")
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
     tracker = trackers.MLflow(RECIPE, uri=uri, name="first")
     losses, accuracy = run_with(tracker)
     client = mlflow.tracking.MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("pfedgate").experiment_id])
+    number = client.get_experiment_by_name("pfedgate").experiment_id
+    (run,) = client.search_runs([number])
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "first"
     assert run.data.params["algorithm.name"] == "fedavg"
     assert {m.step: m.value for m in client.get_metric_history(run.info.run_id, "train/loss")} == pytest.approx(losses)
     assert run.data.metrics["after_broadcast/accuracy"] == pytest.approx(accuracy)
+    assert run.data.metrics["summary/accuracy"] == pytest.approx(accuracy)
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    losses = interrupted(tmp_path / "second", "mlflow", monkeypatch)
+    (run,) = [found for found in client.search_runs([number]) if found.info.run_name == "second"]
+    assert run.info.status == "FINISHED"
+    assert {m.step: m.value for m in client.get_metric_history(run.info.run_id, "train/loss")} == pytest.approx(losses)
+    with pytest.raises(ZeroDivisionError), trackers.MLflow(uri=uri, name="third"):
+        raise ZeroDivisionError
+    (run,) = [found for found in client.search_runs([number]) if found.info.run_name == "third"]
+    assert run.info.status == "FAILED"

@@ -118,9 +118,9 @@ def _train(found: Run, again: Path | None = None, track: Sequence[str] | None = 
     """Run or go on, with progress; Ctrl-C leaves a folder that can be resumed and says so."""
     recipe = found.recipe
     console = err()
-    listeners = [trackers.build(name, found.path, recipe) for name in track or ()]
+    title = f"{recipe.data.name} · {found.name if again else recipe.algorithm.name}"
     try:
-        with Progress(f"{recipe.data.name} · {found.name if again else recipe.algorithm.name}", console) as progress:
+        with trackers.tracking(track or (), found.path, recipe) as listeners, Progress(title, console) as progress:
             experiment.resume(found.path, callbacks=[progress, *listeners])
     except KeyboardInterrupt:
         kept = len(found.metrics)
