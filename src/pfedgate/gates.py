@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from pfedgate.algorithm import Algorithm
@@ -28,7 +29,9 @@ from pfedgate.tensors import flat, inside
 from pfedgate.types import Federation, Round, State
 
 FILE = "gates.jsonl"
-MOST_CLIENTS = 200  # of more, a picture shows nothing and looking takes longer than the round
+MOST_CLIENTS = 200  # of more, a picture shows nothing and looking takes longer than the round: the first so many
+# How a state that cannot be looked at shows: a file cut short, tensors that are missing, of other names or shapes.
+UNREADABLE = (KeyError, RuntimeError, ValueError, OSError, SafetensorError)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 24
 Floats = npt.NDArray[np.float64]
@@ -67,7 +70,7 @@ def look(
         return
     endpoint = Endpoint(algorithm, federation, store)
     round = Round(max(0, done - 1), options.rounds, options.seed)
-    for card in list(Roster.of(federation, "clients", options))[:limit]:
+    for card in islice(Roster.of(federation, "clients", options), limit):
         private = store.get(card.id)
         if not private:
             continue
@@ -129,8 +132,8 @@ class Recorder:
 
     @classmethod
     def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[Recorder]:
-        """One of these if the run has a folder, gates and few enough clients; else none."""
-        if folder is None or not has_gates(algorithm) or len(federation.clients) > MOST_CLIENTS:
+        """One of these if the run has a folder and gates; else none. Of many clients it looks at the first ones."""
+        if folder is None or not has_gates(algorithm):
             return []
         return [cls(algorithm, federation, options, folder)]
 
@@ -158,7 +161,10 @@ class Recorder:
         if about["lengths"]["metrics.jsonl"] != (self.folder / "metrics.jsonl").stat().st_size:
             return
         store = DiskStore(self.folder / "private", about["commit"])
-        seen = list(look(self.algorithm, self.federation, load_file(checkpoint), store, self.options, done))
+        server, most = load_file(checkpoint), MOST_CLIENTS
+        seen = list(look(self.algorithm, self.federation, server, store, self.options, done, limit=most))
         if seen:
+            clients = len(self.federation.clients)
+            line = {"round": done, "looked": min(most, clients), "of": clients, **summary(seen)}
             with (self.folder / FILE).open("a") as lines:
-                lines.write(json.dumps({"round": done, **summary(seen)}) + "\n")
+                lines.write(json.dumps(line) + "\n")

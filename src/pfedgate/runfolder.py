@@ -190,7 +190,8 @@ def extend(run: Run, rounds: int) -> None:
         raise ValueError(f"train.schedule={recipe.train.schedule} depends on the number of rounds: start a new run")
     longer = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, rounds=rounds))
     write_atomically(run.path / CONFIG, longer.toml().encode())
-    (run.path / "summary.json").unlink(missing_ok=True)
+    for name in ("summary.json", "clients.csv"):  # of the end, which is no longer there
+        (run.path / name).unlink(missing_ok=True)
     run.__dict__.pop("recipe", None)
     run.__dict__.pop("config", None)
 
