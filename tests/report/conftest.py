@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ SMALL: dict[str, Any] = {
     "evaluate": {"every": 2},
     "run": {"workers": 1},
 }
+
+
+def cut(run: Path, to: Path, rounds: int) -> Path:
+    """A copy of a run as it was after so many rounds."""
+    shutil.copytree(run, to)
+    for name in ("summary.json", "clients.csv"):
+        (to / name).unlink()
+    lines = (to / "metrics.jsonl").read_text().splitlines()[:rounds]
+    (to / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    return to
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,10 @@ def test_everything_is_drawn(browser: Browser, page: Path, tmp_path: Path, width
     drawn = browser.run("[...document.querySelectorAll('figure')].map((f) => [f.dataset.chart, f.dataset.drawn])")
     assert dict(drawn) == dict.fromkeys(CHARTS, "true")
     few = "(s) => s.querySelectorAll('path, rect, image, circle').length < 4"
-    small = browser.run(f"[...document.querySelectorAll('figure svg')].filter({few}).length")
+    small = browser.run(f"[...document.querySelectorAll('figure .plot svg')].filter({few}).length")
     assert small == 0
     assert browser.run("document.documentElement.scrollWidth") <= width, "the page must not scroll sideways"
-    beyond = """[...document.querySelectorAll('figure svg')].flatMap((svg) => {
+    beyond = """[...document.querySelectorAll('figure .plot svg')].flatMap((svg) => {
         const room = svg.getBoundingClientRect();
         const out = (box) => box.left < room.left - 8 || box.right > room.right + 12;
         const wrong = [...svg.querySelectorAll('text')].filter((t) => out(t.getBoundingClientRect()));
@@ -81,14 +81,15 @@ def test_a_legend_hides_a_run_everywhere(browser: Browser, page: Path) -> None:
 def test_switches_change_what_is_drawn(browser: Browser, page: Path) -> None:
     browser.open(page)
     for chart, button in (("accuracy-rounds", "loss"), ("blocks", "weights"), ("gate-G", "histograms")):
-        drawing = f"document.querySelector('[data-chart={chart}] svg').innerHTML"
+        drawing = f"document.querySelector('[data-chart={chart}] .plot svg').innerHTML"
         before = browser.run(drawing)
         browser.click(*centre(browser, f"[data-chart={chart}] [data-value={button}]"))
         assert browser.run(drawing) != before, chart
     choose = """(() => { const box = document.querySelector('[data-chart=%s] select'); box.selectedIndex = 1;
-        box.dispatchEvent(new Event('change')); return document.querySelector('[data-chart=%s] svg').innerHTML; })()"""
+        box.dispatchEvent(new Event('change'));
+        return document.querySelector('[data-chart=%s] .plot svg').innerHTML; })()"""
     for chart in ("clients-difference", "blocks", "gate-M"):
-        before = browser.run(f"document.querySelector('[data-chart={chart}] svg').innerHTML")
+        before = browser.run(f"document.querySelector('[data-chart={chart}] .plot svg').innerHTML")
         assert browser.run(choose % (chart, chart)) != before, chart
     assert browser.console == []
 

@@ -9,11 +9,27 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.report.conftest import SMALL
+from tests.report.conftest import SMALL, cut
 
 from pfedgate import experiment, runfolder
 from pfedgate.report import gather, open_runs, tables
 from pfedgate.report.data import _matching, choose_baseline
+
+
+def seeded(run: Path, to: Path, seed: int, accuracy: float | None = None) -> Path:
+    """A copy of a run as if it had another seed, and perhaps another accuracy."""
+    shutil.copytree(run, to)
+    told = (to / "config.toml").read_text()
+    (to / "config.toml").write_text(told.replace("\nseed = 0", f"\nseed = {seed}"))
+    if accuracy is not None:
+        summary = json.loads((to / "summary.json").read_text())
+        (to / "summary.json").write_text(json.dumps({**summary, "accuracy": accuracy}))
+    return to
+
+
+def marks(table: dict, title: str = "accuracy, %") -> dict[str, bool]:
+    at = [column["title"] for column in table["head"]].index(title)
+    return {row["name"]: row["cells"][at]["best"] for row in table["rows"]}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +134,53 @@ def test_runs_of_several_seeds_become_one_row(runs: Path, tmp_path: Path) -> Non
     assert "±" not in table["rows"][0]["cells"][1]["text"]
 
 
+def test_a_seed_that_has_not_ended_is_not_counted(runs: Path, tmp_path: Path) -> None:
+    paths = [seeded(runs / "fedavg", tmp_path / f"fedavg-seed={seed}", seed, 0.5) for seed in (0, 1)]
+    paths += [seeded(runs / "ditto", tmp_path / f"ditto-seed={seed}", seed, 0.4) for seed in (0, 1)]
+    early = seeded(runs / "ditto", tmp_path / "whole", 2)
+    paths.append(cut(early, tmp_path / "ditto-seed=2", 2))
+    table = gather(open_runs(paths))["seeds"]
+    assert [row["cells"][1]["text"] for row in table["rows"]] == ["50.00 ± 0.00", "40.00 ± 0.00"]
+    assert table["unfinished"] == ["ditto-seed=2"]
+    assert list(marks(table).values()) == [True, False]
+
+
+def test_settings_win_over_seeds_only_against_those_of_the_same_seeds(runs: Path, tmp_path: Path) -> None:
+    paths = [seeded(runs / "fedavg", tmp_path / f"fedavg-seed={seed}", seed, 0.5) for seed in (0, 1)]
+    paths += [seeded(runs / "ditto", tmp_path / f"ditto-seed={seed}", seed, 0.4) for seed in (0, 2)]
+    assert not any(marks(gather(open_runs(paths))["seeds"]).values())
+    same = [*paths[:3], seeded(runs / "ditto", tmp_path / "ditto-seed=1", 1, 0.4)]
+    assert list(marks(gather(open_runs(same))["seeds"]).values()) == [True, False]
+
+
+def test_means_that_look_the_same_win_nothing() -> None:
+    groups = {"a": [{"accuracy": 0.5}, {"accuracy": 0.6}], "b": [{"accuracy": 0.5}, {"accuracy": 0.60001}]}
+    assert not any(marks(tables.over_seeds(groups)).values())
+
+
+def test_runs_of_different_length_are_not_compared(runs: Path, tmp_path: Path) -> None:
+    early = cut(runs / "fedavg", tmp_path / "early", 2)
+    later = cut(runs / "ditto", tmp_path / "later", 4)
+    assert not any(marks(gather(open_runs([early, later]))["table"]).values())  # none has ended
+    also = cut(runs / "pfedgate", tmp_path / "also", 4)
+    found = gather(open_runs([early, later, also]))
+    assert [run["league"] for run in found["runs"]] == [0, 1, 1]
+    assert sum(marks(found["table"]).values()) == 1
+    assert not marks(found["table"])["early"]
+
+
+def test_data_is_the_same_wherever_it_lies(runs: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(runs / "fedavg", moved)
+    config = (moved / "config.toml").read_text()
+    place = f'[data]\ndata_dir = "{tmp_path}"\ncache_dir = "{tmp_path}"'
+    (moved / "config.toml").write_text(config.replace("[data]", place).replace('source = "auto"', 'source = "local"'))
+    told = gather(open_runs([runs / "ditto", moved]), baseline="moved")
+    assert [run["league"] for run in told["runs"]] == [0, 0]
+    assert told["runs"][0]["baseline"] == 1
+    assert any(marks(told["table"]).values())
+
+
 def test_clients_are_compared_on_the_same_data_only() -> None:
     keys, names = ["0", "0", "1", "1", "2"], ["fedavg", "ditto", "ditto", "fedavg", "ditto"]
     assert [_matching(at, 0, keys, names) for at in range(5)] == [None, 0, 3, None, None]
@@ -166,6 +229,38 @@ def test_a_run_that_is_still_going(runs: Path, tmp_path: Path) -> None:
     assert not entry["finished"]
     assert entry["clients"] == []
     assert entry["summary"]["accuracy"] == pytest.approx(entry["curves"]["accuracy"][-1])
+
+
+def test_a_run_that_goes_on_shows_no_clients_of_its_old_end(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "longer"
+    shutil.copytree(runs / "fedavg", copy)
+    assert runfolder.load(copy).clients
+    runfolder.extend(runfolder.load(copy), 6)
+    (entry,) = gather(open_runs([copy]))["runs"]
+    assert not entry["finished"]
+    assert entry["clients"] == entry["novel"] == []
+
+
+def test_before_the_first_evaluation_nobody_has_counted_clients(runs: Path, tmp_path: Path) -> None:
+    (early,) = gather(open_runs([cut(runs / "fedavg", tmp_path / "early", 1)]))["runs"]
+    assert early["clients_total"] is None
+    told = gather(open_runs([tmp_path / "early"]))
+    assert told["subtitle"] == "cnn_digits, 1 rounds"
+
+
+def test_a_client_without_test_data_has_no_accuracy(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "untested"
+    shutil.copytree(runs / "fedavg", copy)
+    rows = list(csv.DictReader(io.StringIO((copy / "clients.csv").read_text())))
+    rows[0] |= {"accuracy": "nan", "loss": "nan"}
+    with (copy / "clients.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    told = gather(open_runs([copy, runs / "ditto"]))
+    assert told["runs"][0]["clients"][0] == {"client": rows[0]["client"]}
+    row = next(row for row in told["clients"]["rows"] if row["name"] == rows[0]["client"])
+    assert row["cells"][0]["text"] == "–"
 
 
 def test_a_run_without_a_round_is_refused(tmp_path: Path) -> None:

@@ -104,6 +104,24 @@ def test_triangles_count_by_rank(content: dict) -> None:
     assert len(triangles.get_xdata()) == 6
 
 
+@pytest.mark.parametrize("label", ["_old", "x$_$", "$", "50 % $a$ b_c"])
+def test_names_are_printed_as_they_are(content: dict, tmp_path: Path, label: str) -> None:
+    first, other = content["runs"]
+    named = {**content, "runs": [{**first, "label": label}, {**other, "label": "other"}]}
+    found = {path.stem: path.read_text() for path in draw_all(named, tmp_path, "svg")}
+    for name in ("accuracy-rounds", "clients-sorted", "density-q", "blocks", "gate-tree"):
+        assert label in found[name], name
+
+
+def test_lines_have_a_pattern_of_their_own(content: dict) -> None:
+    for name in ("accuracy-rounds", "clients-sorted", "density-q"):
+        runs = [{**content["runs"][0], "label": f"run {at}"} for at in range(12)]
+        axes = painted(name, {**content, "runs": runs}).axes[0]
+        drawn = [line for line in axes.lines if not line.get_label().startswith("_")]
+        assert len({(line.get_color(), line._unscaled_dash_pattern) for line in drawn}) == 12, name
+        assert len({line._unscaled_dash_pattern for line in drawn[:5]}) == 5, name
+
+
 def test_many_runs_have_their_legend_below(content: dict) -> None:
     runs = [{**content["runs"][1], "label": f"run {at}", "baseline": None} for at in range(8)]
     (axes,) = painted("accuracy-rounds", {**content, "runs": runs}).axes

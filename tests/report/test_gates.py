@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.report.conftest import SMALL
 
 from pfedgate import experiment, gates, runfolder
-from pfedgate.report.gates import tree
+from pfedgate.report.gates import gates_of, partition_of, tree
 
 CLIENTS = {"budget": 0.5, "novel": 0.25}
 
@@ -33,13 +34,54 @@ def test_a_line_for_every_evaluation(runs: Path) -> None:
 
 
 def test_runs_are_the_same_without_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "MOST_CLIENTS", 1)
+    monkeypatch.setattr(gates, "has_gates", lambda algorithm: False)
     experiment.run(SMALL, algorithm="pfedgate", clients=CLIENTS, out=tmp_path / "plain")
     assert not (tmp_path / "plain" / gates.FILE).exists()
     for name in ("metrics.jsonl", "participation.jsonl"):
         assert (tmp_path / "plain" / name).read_bytes() == (runs / "pfedgate" / name).read_bytes()
     ours, theirs = runfolder.load(tmp_path / "plain").server(), runfolder.load(runs / "pfedgate").server()
     assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_of_many_clients_the_first_are_looked_at(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = runfolder.load(runs / "pfedgate")
+    trained = whole.store().clients()
+    monkeypatch.setattr(gates, "MOST_CLIENTS", 4)
+    experiment.run(SMALL, algorithm="pfedgate", clients=CLIENTS, out=tmp_path / "few")
+    for line, full in zip(lines(tmp_path / "few"), lines(whole.path), strict=True):
+        assert list(line["kept"]) == trained[:4]
+        assert (line["looked"], line["of"]) == (4, 6)
+        assert line["kept"].items() <= full["kept"].items()
+    assert (tmp_path / "few" / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
+
+
+def test_classes_are_known_of_every_client_whose_gate_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where novel clients stand among the first of all."""
+    run = runfolder.load(runs / "pfedgate")
+    everyone, _ = partition_of(run)
+    monkeypatch.setattr(gates, "MOST_CLIENTS", 4)
+    few, _ = partition_of(run)
+    assert everyone is not None
+    assert few is not None
+    assert few["clients"] == run.store().clients()[:4] != everyone["clients"][:4]
+    counts = dict(zip(everyone["clients"], everyone["counts"], strict=True))
+    assert few["counts"] == [counts[client] for client in few["clients"]]
+    assert few["all_clients"] == 8
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "private"])
+def test_a_file_cut_short_does_not_cost_the_report(runs: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "pfedgate", copy)
+    for path in [copy / name] if name.endswith("s") else list((copy / name).rglob("*.safetensors")):
+        path.write_bytes(path.read_bytes()[:40])
+    found, _ = gates_of(runfolder.load(copy))
+    assert found is not None
+    assert "cannot be read" in found["reason"]
+    assert found["weights"] is None
+    assert len(found["kept"]) == 6  # from gates.jsonl
+    (copy / gates.FILE).unlink()
+    assert gates_of(runfolder.load(copy)) == (None, found["reason"])
 
 
 def test_a_resumed_run_has_each_line_once(runs: Path, tmp_path: Path) -> None:

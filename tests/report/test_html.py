@@ -39,18 +39,6 @@ def test_text_of_runs_cannot_become_markup(content: dict) -> None:
     assert json.loads(data.group(1))["runs"][0]["label"] == evil
 
 
-def test_a_page_that_is_too_large_loses_weights_first(
-    content: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(html, "LARGEST", 1000)
-    page = html.write(content, tmp_path / "r.html").read_text()
-    data = re.search(r'id="data">(.*?)</script>', page, re.S)
-    assert data is not None
-    gates = json.loads(data.group(1))["runs"][0]["gates"]
-    assert gates["weights"] is None
-    assert gates["kept"]
-
-
 def test_command(runs: Path, tmp_path: Path) -> None:
     args = [
         "report",

@@ -29,6 +29,12 @@ def test_labels_tell_runs_of_one_name_apart() -> None:
     assert labels_of([runfolder.Run(Path(path)) for path in paths[1:]]) == ["run", "z"]
 
 
+def test_the_same_run_twice_has_a_number() -> None:
+    run = runfolder.Run(Path("/a/x/run"))
+    assert labels_of([run, run, run]) == ["run", "run (2)", "run (3)"]
+    assert labels_of([run, runfolder.Run(Path("/a/y/run")), run]) == ["x/run", "y/run", "x/run (2)"]
+
+
 @pytest.mark.parametrize("name", ["pfedgate-lr=0.05", "digits-pfedgate", "deadbeef", "run-20251117", "a1b2c3"])
 def test_names_that_people_gave_are_kept(name: str) -> None:
     assert not is_hash(name)

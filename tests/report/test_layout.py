@@ -79,7 +79,9 @@ def test_names_of_many_clients_do_not_run_together(
     )
     assert len(boxes) == (0 if width == 390 else 50)
     assert all(one["right"] <= other["left"] + 0.5 for one, other in itertools.pairwise(boxes))
-    svg = browser.run("document.querySelector('[data-chart=clients-difference] svg').getBoundingClientRect().toJSON()")
+    svg = browser.run(
+        "document.querySelector('[data-chart=clients-difference] .plot svg').getBoundingClientRect().toJSON()"
+    )
     assert all(box["bottom"] <= svg["bottom"] for box in boxes)
     names = "[...document.querySelectorAll('[data-chart=clients-difference] rect[data-client]')].length"
     assert browser.run(names) == 50
@@ -87,7 +89,7 @@ def test_names_of_many_clients_do_not_run_together(
 
 def test_triangles_count_by_rank(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
     browser.open(html.write(many(content), tmp_path / "r.html"))
-    marks = browser.run("document.querySelectorAll('[data-chart=clients-difference] svg path').length")
+    marks = browser.run("document.querySelectorAll('[data-chart=clients-difference] .plot svg path').length")
     assert marks == 50 // 10 + 1  # the client at the worst tenth and those below, not all that tie with it
 
 
@@ -130,7 +132,8 @@ def test_arrows_move_the_tooltip(browser: Browser, content: dict[str, Any], tmp_
     area = "document.querySelector('[data-chart=accuracy-rounds] [data-part=hover]')"
     press = f"{area}.dispatchEvent(new KeyboardEvent('keydown', {{ key: '%s', bubbles: true }}))"
     heard = "document.getElementById('tip').textContent"
-    browser.run(f"{area}.focus()")
+    centre(browser, "[data-chart=accuracy-rounds] [data-part=hover]")
+    browser.run(f"{area}.focus({{ preventScroll: true }})")
     told = set()
     for key in ["ArrowRight"] * 12 + ["ArrowLeft"] * 22:
         browser.run(press % key)
@@ -140,6 +143,41 @@ def test_arrows_move_the_tooltip(browser: Browser, content: dict[str, Any], tmp_
     browser.run(press % "Escape")
     assert not browser.run(TIP)
     assert browser.console == []
+
+
+def test_arrows_go_from_client_to_client(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(many(content), tmp_path / "r.html"))
+    area = "document.querySelector('[data-chart=clients-difference] [data-part=hover]')"
+    press = f"{area}.dispatchEvent(new KeyboardEvent('keydown', {{ key: '%s', bubbles: true }}))"
+    centre(browser, "[data-chart=clients-difference] [data-part=hover]")
+    browser.run(f"{area}.focus({{ preventScroll: true }})")
+    heard = set()
+    for _ in range(50):
+        browser.run(press % "ArrowRight")
+        heard.add(browser.run("document.querySelector('#tip b').textContent"))
+    assert len(heard) == 50
+    browser.run(press % "Home")
+    first = browser.run("document.querySelector('#tip b').textContent")
+    browser.run(press % "ArrowLeft")
+    assert browser.run("document.querySelector('#tip b').textContent") == first
+
+
+def test_what_can_be_focused_has_a_role_and_a_name(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(content, tmp_path / "r.html"))
+    nameless = """[...document.querySelectorAll('[tabindex]')].filter((node) => !node.getAttribute('role')
+        || !node.getAttribute('aria-label') || node.closest('[role=img]')).length"""
+    assert browser.run("document.querySelectorAll('[tabindex]').length") >= 10
+    assert browser.run(nameless) == 0
+
+
+def test_a_run_has_its_pattern_in_charts_and_legends(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
+    browser.open(html.write(content, tmp_path / "r.html"))
+    dashes = """[...document.querySelectorAll('[data-chart=accuracy-rounds] %s')]
+        .map((node) => node.getAttribute('stroke-dasharray'))"""
+    drawn = browser.run(dashes % "path[data-series]")
+    assert len(set(drawn)) == len(drawn) == 2
+    assert browser.run(dashes % ".legend line") == drawn
+    assert browser.run(dashes.replace("[data-chart=accuracy-rounds]", "#summary tbody") % ".key line") == drawn
 
 
 def test_a_saved_picture_has_a_title_and_a_legend(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.browser import Browser, centre, find
-from tests.report.conftest import SMALL
+from tests.report.conftest import SMALL, cut
 
 from pfedgate import experiment, report
 from pfedgate.report import html
@@ -17,6 +17,7 @@ CONTROLS = """(() => {
     const found = document.querySelectorAll('[data-chart=blocks] .switch button, [data-chart=blocks] option');
     return Object.fromEntries([...found].map((b) => [b.dataset.value || b.value, !b.disabled]));
 })()"""
+TOLD = "[...document.querySelectorAll('.tile .who')].map((who) => who.textContent)"
 CAPTION = "document.querySelector('[data-chart={}] figcaption').textContent"
 
 
@@ -91,7 +92,8 @@ def test_a_method_without_gates_needs_no_excuse(runs: Path) -> None:
 def test_weights_left_out_for_size(
     browser: Browser, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(html, "LARGEST", 1000)
+    size = report.write([runs / "pfedgate"], tmp_path / "r.html")[0].stat().st_size
+    monkeypatch.setattr(html, "LARGEST", size - 1)
     browser.open(report.write([runs / "pfedgate"], tmp_path / "r.html")[0])
     assert browser.run(CONTROLS) == {"kept": True, "weights": False, "importance": False, "client": True, "tree": True}
     assert "to keep this file small" in browser.run(CAPTION.format("blocks"))
@@ -108,10 +110,68 @@ def test_the_tree_says_what_gates_started_from(browser: Browser, runs: Path, tmp
 
 
 def test_a_run_that_is_still_going_wins_nothing(browser: Browser, runs: Path, tmp_path: Path) -> None:
-    content = report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
-    content["runs"][0] |= {"finished": False, "rounds": 2}  # pfedgate sends less, and is not at its end
-    browser.open(html.write(content, tmp_path / "r.html"))
-    winners = browser.run("[...document.querySelectorAll('.tile .who')].map((who) => who.textContent)")
-    assert winners == ["fedavg"] * 4
+    going = cut(runs / "pfedgate", tmp_path / "pfedgate", 2)  # sends less, and is not at its end
+    browser.open(report.write([going, runs / "fedavg"], tmp_path / "r.html")[0])
+    assert browser.run(TOLD) == ["fedavg"] * 4
     said = browser.run("document.querySelector('#summary [data-missing=rounds]').textContent")
     assert said == "Not finished, numbers so far: pfedgate (2 of 4 rounds)."
+
+
+def test_a_tie_crowns_nobody(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        shutil.copytree(runs / "fedavg", tmp_path / name)
+    browser.open(report.write([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html")[0])
+    assert browser.run(TOLD) == ["the same for all 2 runs"] * 4
+    browser.open(report.write([tmp_path / "a", tmp_path / "b", runs / "pfedgate"], tmp_path / "r.html")[0])
+    low = browser.run("[...document.querySelectorAll('#summary tbody tr')].map((row) => row.cells[1].className)")
+    told = browser.run(TOLD)[0]
+    assert told == "a and b" if low[0] else told.startswith("pfedgate")
+
+
+def test_scores_say_that_they_are_of_the_last_round(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    browser.open(report.write([runs / "pfedgate", runs / "fedavg"], tmp_path / "r.html")[0])
+    titles = browser.run("[...document.querySelectorAll('.tile .what')].map((what) => what.textContent)")
+    assert titles[:2] == ["Highest accuracy, last round", "Highest bottom decile, last round"]
+    for chart in ("clients-sorted", "clients-difference"):
+        assert "last round" in browser.run(CAPTION.format(chart))
+
+
+def test_clients_without_test_data(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    content = report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
+    for run in content["runs"]:
+        run["clients"][0]["accuracy"] = None
+        del run["clients"][1]["accuracy"]
+    browser.open(html.write(content, tmp_path / "r.html"))
+    assert browser.run("document.querySelectorAll('[data-chart=clients-difference] rect[data-client]').length") == 4
+    shown = browser.run(
+        "document.querySelector('[data-chart=clients-sorted] path[data-series=fedavg]').getAttribute('d')"
+    )
+    assert shown.count("L") == 3
+    assert "NaN" not in browser.run("document.querySelector('main').innerHTML")
+    assert browser.console == []
+
+
+def test_before_the_first_evaluation(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    browser.open(report.write([cut(runs / "fedavg", tmp_path / "early", 1)], tmp_path / "r.html")[0])
+    assert browser.run("document.querySelector('[data-chart=accuracy-rounds] .plot svg').textContent") == (
+        "no round is evaluated yet"
+    )
+    assert "clients" not in browser.run("document.querySelector('header.top p').textContent")
+    assert browser.console == []
+
+
+def test_many_clients(browser: Browser, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = report.gather(report.open_runs([runs / "pfedgate"]))
+    content["runs"][0]["gates"] |= {"looked": 7, "of": 9}
+    browser.open(html.write(content, tmp_path / "r.html"))
+    said = browser.run(CAPTION.format("blocks"))
+    assert "6 of the first 7 of 9 clients (1 more took part in no round and have no gate)" in said
+    assert browser.run(CAPTION.format("gate-M")).startswith("Over the first 7 of 9 clients and blocks")
+
+
+def test_seeds_that_are_left_out_are_named(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    content = report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
+    content["seeds"] = {**content["table"], "unfinished": ["fedavg, seed 7"]}
+    browser.open(html.write(content, tmp_path / "r.html"))
+    said = browser.run("document.querySelector('[data-missing=seeds]').textContent")
+    assert said.endswith("Not finished, so not counted: fedavg, seed 7.")

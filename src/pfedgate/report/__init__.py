@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pfedgate.names import unknown
 from pfedgate.report import html
 from pfedgate.report.data import gather, open_runs
+from pfedgate.report.style import FORMATS
 
-__all__ = ["gather", "open_runs", "write"]
+__all__ = ["FORMATS", "gather", "open_runs", "write"]
 
 
 def write(
@@ -29,6 +31,8 @@ def write(
     baseline   the run, or algorithm, that clients are compared with; by default fedavg if it is there
     figures    also "pdf", "svg" or "png" files, in a folder figures beside the HTML
     """
+    if figures is not None and figures not in FORMATS:
+        raise ValueError(unknown("format", figures, FORMATS))
     runs = open_runs(paths)
     target = Path(out) if out is not None else _place(paths)
     if target.is_dir():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import warnings
@@ -10,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedgate import __version__, runfolder
+from pfedgate import __version__, metrics, runfolder
 from pfedgate.names import unknown
 from pfedgate.report import tables
+from pfedgate.report.across import client_table, differences, seeds
 from pfedgate.report.gates import data_key, gates_of, partition_of
-from pfedgate.report.labels import common, folder_labels, labels_of, settings_of
+from pfedgate.report.labels import folder_labels, labels_of
 from pfedgate.runfolder import Run
 
-CURVES = ("accuracy", "bottom_decile", "loss", "spread", "val_accuracy")
-TRAINING = ("density", "q", "loss", "bytes_up", "bytes_down")
+# What charts show, and no more: of many rounds and clients a number that nobody sees is a megabyte.
+CURVES = ("accuracy", "bottom_decile", "loss")
+TRAINING = ("density", "q", "bytes_up")
 Content = dict[str, Any]
 
 
@@ -61,34 +62,60 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     compared = choose_baseline(named, labels, algorithms)
     told = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
     keys = [data_key(run) for run in runs]
-    known = {key: partition_of(runs[keys.index(key)]) for key in dict.fromkeys(keys)}
+    known = {key: _partition([run for run, own in zip(runs, keys, strict=True) if own == key]) for key in set(keys)}
     partitions: list[Content] = []
     for at, entry in enumerate(told):
         partition, why = known[keys[at]]
-        entry["league"] = keys.index(keys[at])  # runs on the same data have the same
         entry["partition"], entry["no_partition"] = _index(partitions, partition), why
         entry["baseline"] = _matching(at, compared, keys, algorithms)
+    for entry, league in zip(told, leagues_of(told, keys), strict=True):
+        entry["league"] = league
     names = {entry["data"] for entry in told}
-    leagues = {
-        e["label"]: str(e["league"]) if e["finished"] or not any(o["finished"] for o in told) else None for e in told
-    }
+    facts = (("model", ""), ("clients_total", " clients"), ("rounds", " rounds"))
     content = {
         "title": title or f"{' and '.join(sorted(names))}: {_listed(algorithms)}",
         "subtitle": ", ".join(
-            _listed([f"{entry[key]}" for entry in told]) + what
-            for key, what in (("model", ""), ("clients_total", " clients"), ("rounds", " rounds"))
+            _listed([str(entry[key]) for entry in told if entry[key]]) + what
+            for key, what in facts
+            if any(entry[key] for entry in told)  # before the first evaluation nobody has counted clients
         ),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
         "baseline": compared,
         "runs": told,
         "partitions": partitions,
-        "table": tables.summarise({e["label"]: tables.numbers(e["summary"]) for e in told}, leagues),
-        "clients": client_table(told, marked=len(set(keys)) == 1),
+        "table": tables.summarise(
+            {e["label"]: tables.numbers(e["summary"]) for e in told}, {e["label"]: e["league"] for e in told}
+        ),
+        "clients": client_table(told),
         "differences": differences(runs, labels),
         "seeds": seeds(runs, labels),
     }
     return {name: rounded(value) for name, value in content.items()}
+
+
+def leagues_of(told: Sequence[Content], keys: Sequence[str]) -> list[int | None]:
+    """Which runs can win against each other: those on the same data and of the same length.
+
+    A run that has not ended is in no league, unless none has.
+
+    >>> runs = [{"finished": True, "rounds": 9}, {"finished": False, "rounds": 9}, {"finished": True, "rounds": 5}]
+    >>> leagues_of(runs, ["a", "a", "a"]), leagues_of(runs[1:2] * 2, ["a", "a"])
+    ([0, None, 1], [0, 0])
+    """
+    ended = any(entry["finished"] for entry in told)
+    numbers: dict[tuple[str, int], int] = {}
+    return [
+        numbers.setdefault((key, entry["rounds"]), len(numbers)) if entry["finished"] or not ended else None
+        for entry, key in zip(told, keys, strict=True)
+    ]
+
+
+def _partition(runs: Sequence[Run]) -> tuple[Content | None, str]:
+    """The data that some runs share: of the first that has it here, as they may look for it at different places."""
+    places = {repr(run.recipe.data): run for run in reversed(runs)}
+    found = [partition_of(run) for run in reversed(places.values())]
+    return next((told for told in found if told[0] is not None), found[0])
 
 
 def _matching(at: int, baseline: int | None, keys: Sequence[str], algorithms: Sequence[str]) -> int | None:
@@ -105,7 +132,7 @@ def _matching(at: int, baseline: int | None, keys: Sequence[str], algorithms: Se
 
 def _run(run: Run, label: str) -> Content:
     recipe, records = run.recipe, run.metrics
-    summary = run.summary or _so_far(run)
+    summary = run.summary or {**metrics.overall(records), "seconds": run.seconds}  # so far
     rows = run.clients
     gates, no_gates = gates_of(run)
     return {
@@ -118,7 +145,7 @@ def _run(run: Run, label: str) -> Content:
         "rounds": len(records),
         "planned": recipe.train.rounds,
         "summary": summary,
-        "clients_total": summary.get("clients") or 0,
+        "clients_total": summary.get("clients") or None,
         "curves": curves(run),
         "training": {
             "round": [r["round"] for r in records],
@@ -134,19 +161,19 @@ def _run(run: Run, label: str) -> Content:
 
 
 def _client(row: Mapping[str, Any]) -> Content:
-    kept = ("client", "accuracy", "loss", "n_test", "density", "training_bytes_up", "training_q")
-    return {name: row[name] for name in kept if row.get(name) is not None}
+    # A client without test data has no accuracy.
+    accuracy = row.get("accuracy")
+    known = accuracy is not None and math.isfinite(accuracy)
+    return {"client": row["client"], **({"accuracy": accuracy} if known else {})}
 
 
 def curves(run: Run) -> Content:
     """Scores at evaluated rounds, with all bytes and seconds of training spent until then."""
-    spent = {"bytes": 0.0, "bytes_up": 0.0, "seconds": 0.0}
+    spent = {"bytes": 0.0, "seconds": 0.0}
     seconds = {line["round"]: line["seconds"] for line in run.timing}
     found: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
-        up, down = record.get("bytes_up") or 0, record.get("bytes_down") or 0
-        spent["bytes"] += up + down
-        spent["bytes_up"] += up
+        spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
         spent["seconds"] += seconds.get(record["round"], 0.0)
         if "after_broadcast" in record:
             found["round"].append(record["round"])
@@ -155,78 +182,6 @@ def curves(run: Run) -> Content:
             for name in CURVES:
                 found[name].append(record["after_broadcast"].get(name))
     return found
-
-
-def _so_far(run: Run) -> Content:
-    """The summary of a run that has not ended."""
-    from pfedgate import metrics
-
-    return {**metrics.overall(run.metrics), "seconds": run.seconds}
-
-
-def client_table(told: Sequence[Content], *, marked: bool = True) -> Content:
-    """Accuracy of every client under every run, ready to copy; best values are marked where all had the same data.
-
-    Clients that were held out of training stand at the end, and say so.
-    """
-    by_run = [
-        {row["client"]: row.get("accuracy") for row in entry["clients"]}
-        | {f"{row['client']} (novel)": row.get("accuracy") for row in entry["novel"]}
-        for entry in told
-    ]
-    names = sorted({name for accuracies in by_run for name in accuracies}, key=lambda n: (n.endswith(" (novel)"), n))
-    rows = []
-    for name in names:
-        values = [accuracies.get(name) for accuracies in by_run]
-        known = [value for value in values if value is not None]
-        cells = [
-            {
-                "text": "–" if value is None else f"{100 * value:.2f}",
-                "value": value,
-                "best": marked and len(set(known)) > 1 and value == max(known),
-            }
-            for value in values
-        ]
-        rows.append({"name": name, "cells": cells})
-    head = [{"title": entry["label"], "why": "test accuracy, %", "times": 100} for entry in told]
-    return tables.with_copies({"head": head, "rows": rows, "first": "client"}) if rows else {}
-
-
-def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
-    """Settings in which the runs differ."""
-    settings = [settings_of(run) for run in runs]
-    # An option that only some methods have is no difference between runs, but one between methods.
-    names = [name for name in settings[0] if all(name in setting for setting in settings)]
-    rows = []
-    for name in names:
-        values = [setting[name] for setting in settings]
-        if any(value != values[0] for value in values):
-            shown = [json.dumps(value, ensure_ascii=False) for value in values]
-            cells = [{"text": text, "value": text, "best": False} for text in shown]
-            rows.append({"name": name, "cells": cells})
-    head = [{"title": label, "why": ""} for label in labels]
-    return tables.with_copies({"head": head, "rows": rows, "first": "setting"}) if rows else {}
-
-
-def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
-    """Runs that differ in nothing but their seed, as mean and deviation; nothing if there are no such runs."""
-    groups: dict[str, list[int]] = {}
-    data = set()
-    for at, run in enumerate(runs):
-        told = {section: dict(values) for section, values in run.recipe.tables().items()}
-        told["data"].pop("seed", None)
-        told["run"] = {}  # of these only the seed changes the result
-        data.add(json.dumps([told["data"], told["clients"].get("novel")], sort_keys=True, default=str))
-        groups.setdefault(json.dumps(told, sort_keys=True, default=str), []).append(at)
-    if all(len(members) < 2 for members in groups.values()):
-        return {}
-    rows = {}
-    for members in groups.values():
-        name = labels[members[0]] if len(members) == 1 else common([labels[at] for at in members])
-        while name in rows:
-            name += "′"
-        rows[name] = [tables.numbers(runs[at].summary or _so_far(runs[at])) for at in members]
-    return tables.over_seeds(rows, marked=len(data) == 1)
 
 
 def _index(known: list[Content], item: Content | None) -> int | None:

@@ -12,11 +12,23 @@ import numpy as np
 
 from pfedgate.names import unknown
 from pfedgate.report.gate_figures import paint_blocks, paint_partition, paint_tree, paint_weights
-from pfedgate.report.style import COLOURS, COLUMN, PAGE, STYLE, Content, Painter, colour, name_ticks, whole
+from pfedgate.report.style import (
+    COLOURS,
+    COLUMN,
+    FORMATS,
+    PAGE,
+    STYLE,
+    Content,
+    Painter,
+    colour,
+    look,
+    name_ticks,
+    printable,
+    whole,
+)
 
 __all__ = ["COLOURS", "COLUMN", "FIGURES", "FORMATS", "PAGE", "STYLE", "draw_all"]
 
-FORMATS = ("pdf", "svg", "png")
 FEW = 4  # runs whose names fit into a plot
 
 
@@ -30,6 +42,7 @@ def draw_all(content: Content, folder: str | Path, kind: str = "svg") -> list[Pa
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     written = []
+    content = printable(content)
     with matplotlib.rc_context(STYLE):
         for figure_name, (width, height, paint) in FIGURES.items():
             for name, part in _parts(figure_name, content):
@@ -67,19 +80,19 @@ def _curves(key: str, title: str, scale: float) -> Painter:
         for at, run in enumerate(content["runs"]):
             points = [(x / scale, 100 * y) for x, y in _pairs(run["curves"][key], run["curves"]["accuracy"])]
             if points:
-                axes.plot(*zip(*points, strict=True), color=colour(at), label=run["label"], marker=_dots(points))
+                axes.plot(*zip(*points, strict=True), **look(at), label=run["label"], marker=_dots(points))
         return _legend(axes)
 
     return paint
 
 
 def _clients(content: Content, figure: Any) -> bool:
-    axes = figure.add_subplot(xlabel="clients, by accuracy", ylabel="accuracy, %")
+    axes = figure.add_subplot(xlabel="clients, by accuracy", ylabel="accuracy in the last round, %")
     for at, run in enumerate(content["runs"]):
         values = sorted(100 * row["accuracy"] for row in run["clients"] if row.get("accuracy") is not None)
         if values:
             ranks = np.arange(1, len(values) + 1)
-            axes.plot(ranks, values, color=colour(at), label=run["label"])
+            axes.plot(ranks, values, **look(at), label=run["label"])
             decile = len(values) // 10
             axes.plot(ranks[decile], values[decile], "o", color=colour(at), markerfacecolor="white", markersize=5)
     return _legend(axes)
@@ -127,7 +140,7 @@ def _over_rounds(*names: tuple[str, str]) -> Painter:
             for at, run in enumerate(content["runs"]):
                 points = _pairs(run["training"]["round"], run["training"].get(key, []))
                 if points:
-                    axes.plot(*zip(*points, strict=True), color=colour(at), label=run["label"])
+                    axes.plot(*zip(*points, strict=True), **look(at), label=run["label"])
             drawn = _legend(axes) or drawn
         return drawn
 

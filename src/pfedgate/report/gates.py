@@ -13,8 +13,7 @@ from pfedgate.config import GIVEN
 from pfedgate.gates import Seen
 from pfedgate.runfolder import Run
 
-MOST_CLIENTS = 200
-UNREADABLE = (OSError, ImportError, ValueError, KeyError)
+PLACES = ("data_dir", "cache_dir", "source")  # of the data's options: where it lies, not what it is
 Content = dict[str, Any]
 
 
@@ -25,7 +24,7 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
     missing. A method that has no gates needs no excuse: the reason is empty.
     """
     lines = _lines(run)
-    seen, reason = _now(run)
+    seen, count, reason = _now(run)
     if seen:
         content = _final(seen)
         content["tree"] = tree([s.gate for s in seen]) if len(seen) > 2 else None
@@ -33,8 +32,12 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
         last = lines[-1]
         content = {"blocks": last["blocks"], "clients": list(last["kept"]), "kept": list(last["kept"].values())}
         content |= {"weights": None, "importance": None, "tree": None}
+        # Runs of older code wrote no number down; `clients` are those with test data.
+        count = last.get("of") or max(len(last["kept"]), run.summary.get("clients") or 0)
     else:
         return None, reason
+    content["of"] = count
+    content["looked"] = min(count, gates.MOST_CLIENTS) if seen else lines[-1].get("looked", count)
     content["layers"] = [{"name": name, "blocks": at} for name, at in gates.layers_of(content["blocks"]).items()]
     content["rounds"] = [line["round"] for line in lines]
     content["over_rounds"] = _over_rounds(lines)
@@ -58,25 +61,28 @@ def _lines(run: Run) -> list[Content]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
 
 
-def _now(run: Run) -> tuple[list[Seen], str]:
-    """Decisions of the last checkpoint's gates; or none, and why."""
+def _now(run: Run) -> tuple[list[Seen], int, str]:
+    """Decisions of the last checkpoint's gates, and how many clients train; or none, and why."""
     recipe = run.recipe
     if not hasattr(algorithms.get(recipe.algorithm.name), "inspect"):
-        return [], ""
+        return [], 0, ""
     if GIVEN in (recipe.data.name, recipe.model.name):
-        return [], "data or model of this run were Python objects, which its folder does not hold"
+        return [], 0, "data or model of this run were Python objects, which its folder does not hold"
     try:
         server, store = run.server(), run.store()
     except FileNotFoundError:
-        return [], "the run's folder holds no checkpoint"
-    except (OSError, ValueError, KeyError) as error:
-        return [], f"the run's checkpoint cannot be read ({_why(error)})"
+        return [], 0, "the run's folder holds no checkpoint"
+    except gates.UNREADABLE as error:
+        return [], 0, f"the run's checkpoint cannot be read ({_why(error)})"
     try:
         plan = experiment.plan(recipe)
-    except UNREADABLE as error:
-        return [], f"gates decide by looking at data, and the data cannot be read here ({_why(error)})"
-    seen = list(gates.look(plan.algorithm, plan.federation, server, store, plan.options, len(run.metrics)))
-    return seen, "" if seen else "the run's folder holds no private state of a client"
+    except (ImportError, *gates.UNREADABLE) as error:
+        return [], 0, f"gates decide by looking at data, and the data cannot be read here ({_why(error)})"
+    try:
+        seen = list(gates.look(plan.algorithm, plan.federation, server, store, plan.options, len(run.metrics)))
+    except gates.UNREADABLE as error:
+        return [], 0, f"the states of its clients cannot be read ({_why(error)})"
+    return seen, len(plan.federation.clients), "" if seen else "the run's folder holds no private state of a client"
 
 
 def _why(error: Exception) -> str:
@@ -151,11 +157,17 @@ def tree(vectors: Sequence[Any]) -> Content:
     }
 
 
+def data_kind(run: Run) -> str:
+    """The same for runs whose data differs in the seed only, wherever it lies."""
+    data = run.recipe.data
+    options = {name: value for name, value in data.options.items() if name not in (*PLACES, "seed")}
+    return json.dumps([data.name, options, run.recipe.clients.novel], sort_keys=True, default=str)
+
+
 def data_key(run: Run) -> str:
     """The same for runs on the same partition."""
-    recipe = run.recipe
-    seed = recipe.data.options.get("seed")
-    return repr((recipe.data, recipe.clients.novel, recipe.run.seed if seed is None else seed))
+    seed = run.recipe.data.options.get("seed")
+    return f"{data_kind(run)} {run.recipe.run.seed if seed is None else seed}"
 
 
 def partition_of(run: Run) -> tuple[Content | None, str]:
@@ -168,19 +180,22 @@ def partition_of(run: Run) -> tuple[Content | None, str]:
             recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
         )
         counts = federation.histogram()
-    except UNREADABLE as error:
+    except (ImportError, *gates.UNREADABLE) as error:
         return None, f"the data cannot be read here ({_why(error)})"
     names = federation.class_names or [str(label) for label in range(federation.classes)]
-    ids, novel = list(federation.ids[:MOST_CLIENTS]), set(federation.novel)
+    everyone, novel = list(federation.ids), set(federation.novel)
+    row, ids = {client: at for at, client in enumerate(everyone)}, everyone
+    if len(ids) > gates.MOST_CLIENTS:  # those whose gates are looked at: the first that train
+        ids = sorted(ids, key=lambda client: (client in novel, client))[: gates.MOST_CLIENTS]
     about = federation.about
     content = {
         "name": federation.name,
         "how": str(about.get("partition", "given")),
         "alpha": about.get("alpha"),
         "clients": ids,
-        "all_clients": len(federation.ids),
+        "all_clients": len(everyone),
         "novel": [client in novel for client in ids],
         "classes": [str(name) for name in names],
-        "counts": counts[: len(ids)].tolist(),
+        "counts": [counts[row[client]].tolist() for client in ids],
     }
     return content, ""

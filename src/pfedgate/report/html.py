@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html as entities
 import json
+import warnings
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from pfedgate.report.smaller import STEPS, lean
 from pfedgate.store import write_atomically
 
 SCRIPTS = ("base.js", "shapes.js", "scores.js", "gates.js", "page.js")
@@ -25,7 +27,7 @@ def render(content: Mapping[str, Any]) -> str:
         made=entities.escape(content["made"]),
         css=_asset("report.css"),
         js="\n".join(_asset(name) for name in SCRIPTS),
-        data=embedded(content),
+        data=embedded(lean(content)),
     )
 
 
@@ -39,21 +41,22 @@ def embedded(content: Any) -> str:
 
 
 def write(content: Mapping[str, Any], path: str | Path) -> Path:
-    """Write the page; one that became too large leaves out what takes most: gate weights of single blocks."""
-    target = Path(path)
-    page = render(content)
-    if len(page.encode()) > LARGEST:
-        runs = [{**run, "gates": _lighter(run["gates"])} for run in content["runs"]]
-        page = render({**content, "runs": runs})
+    """Write the page; one that became too large leaves out what is missed least, step by step, and says so."""
+    target, page = Path(path), render(content)
+    left: list[str] = []
+    for what, smaller in STEPS:
+        if len(page.encode()) <= LARGEST:
+            break
+        reduced = smaller(content)
+        if reduced != content:
+            left += [what] if what not in left else []
+            content = {**reduced, "left_out": left}
+            page = render(content)
+    size = len(page.encode())
+    if size > LARGEST:
+        warnings.warn(f"{target} has {size / 1e6:.1f} MB: make a report of fewer runs", stacklevel=2)
     write_atomically(target, page.encode())
     return target
-
-
-def _lighter(gates: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if gates is None:
-        return None
-    reason = gates.get("reason") or "they were left out to keep this file small"
-    return {**gates, "weights": None, "importance": None, "reason": reason}
 
 
 def _asset(name: str) -> str:

@@ -36,12 +36,14 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
 
 
 def folder_labels(runs: Sequence[Run]) -> list[str]:
-    """The folder's name, with as many parents as tell runs apart."""
+    """The folder's name, with as many parents as tell runs apart; a run that comes again has a number."""
     parts = [run.path.resolve().parts for run in runs]
-    depth = 1
-    while len({p[-depth:] for p in parts}) < len(parts):
+    depth, different = 1, len(set(parts))
+    while len({p[-depth:] for p in parts}) < different:
         depth += 1
-    return ["/".join(p[-depth:]) for p in parts]
+    names = ["/".join(p[-depth:]) for p in parts]
+    numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
+    return [name if number == 1 else f"{name} ({number})" for name, number in zip(names, numbers, strict=True)]
 
 
 def is_hash(name: str) -> bool:

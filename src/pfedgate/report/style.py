@@ -6,7 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-COLOURS = ("#2f5fd0", "#d9542b", "#1f8f5f", "#8a4fd3", "#b98200", "#c8358a", "#1791a8", "#7a5a44", "#6d7480", "#4f7d13")
+# Told apart with every kind of colour blindness, as far as eight can be.
+COLOURS = ("#3466e4", "#bb5b1b", "#0a5633", "#893b7b", "#c5810d", "#0e99d2", "#382846", "#84787e")
+# Lines have a pattern, too: nobody should need to see colours. As many as colours have no divisor in common, so that
+# forty runs look different.
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 1.6, 1, 1.6)), (0, (8, 1.4, 1, 1.4, 1, 1.4)))
+FORMATS = ("pdf", "svg", "png")
 COLUMN, PAGE = 3.4, 6.9  # inches: the widths of a two-column paper
 STYLE: Any = {
     "font.size": 8,
@@ -30,6 +35,26 @@ Painter = Callable[[Content, Any], bool]
 def colour(at: int) -> str:
     """The colour of a run by its number."""
     return COLOURS[at % len(COLOURS)]
+
+
+def look(at: int) -> dict[str, Any]:
+    """What the line of a run looks like, by its number."""
+    return {"color": colour(at), "linestyle": DASHES[at % len(DASHES)]}
+
+
+def printable(content: Content) -> Content:
+    """Text that matplotlib prints as it is: a dollar starts no formula, an underscore hides no name from a legend."""
+    found: Content = _escaped(content)
+    runs = [{**run, "label": " " * run["label"].startswith("_") + run["label"]} for run in found["runs"]]
+    return {**found, "runs": runs}
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return value.replace("$", r"\$") if isinstance(value, str) else value
 
 
 def shades(colour: str) -> Any:

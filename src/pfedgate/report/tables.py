@@ -66,13 +66,36 @@ def numbers(summary: Mapping[str, Any]) -> dict[str, float | None]:
     return {column.key: found.get(column.key) for column in COLUMNS}
 
 
+def winners(
+    show: Callable[[float], str],
+    better: Callable[[Sequence[float]], float] | None,
+    values: Sequence[float | None],
+    leagues: Sequence[Any],
+) -> list[bool]:
+    """Which values are the best of their league. What cannot be told apart on the page is no victory.
+
+    A value that is None, or in the league None, wins nothing.
+
+    >>> winners(percent, max, [0.5, 0.7, 0.70001, 0.9, 0.8], ["a", "a", "a", "b", None])
+    [False, True, True, False, False]
+    """
+    best: dict[Any, str] = {}
+    for league in {league for league in leagues if league is not None} if better else ():
+        known = [value for value, own in zip(values, leagues, strict=True) if own == league and value is not None]
+        if better and len({show(value) for value in known}) > 1:
+            best[league] = show(better(known))
+    return [
+        value is not None and show(value) == best.get(league) for value, league in zip(values, leagues, strict=True)
+    ]
+
+
 def summarise(
-    rows: Mapping[str, Mapping[str, float | None]], leagues: Mapping[str, str | None] | None = None
+    rows: Mapping[str, Mapping[str, float | None]], leagues: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The table of all runs: cells as text, whether each is the best of its column, and the same to copy.
 
-    `leagues` says which runs can be compared (those on the same data); a run in none, such as one that has not ended,
-    wins nothing.
+    `leagues` says which runs can be compared (those on the same data and of the same length); a run in none, such as
+    one that has not ended, wins nothing.
     """
     league = leagues or dict.fromkeys(rows, "all")
     shown = [c for c in COLUMNS if any(row.get(c.key) is not None for row in rows.values())]
@@ -82,24 +105,21 @@ def summarise(
     }
     if len(filled) > 1:
         shown = [c for c in shown if c.always or len({row[c.key] for row in filled.values()}) > 1]
-    lines = []
-    for name, row in filled.items():
-        cells = []
-        for column in shown:
-            value = row[column.key]
-            known = [r[column.key] for other, r in filled.items() if league[other] == league[name] is not None]
-            others = [number for number in known if number is not None]
-            text = "–" if value is None else column.show(value)
-            # What cannot be told apart on the page is no victory.
-            differ = len({column.show(number) for number in others}) > 1
-            best = bool(differ and column.best and text == column.show(column.best(others)))
-            cells.append({"text": text, "value": value, "best": best})
-        lines.append({"name": name, "cells": cells})
+    lines: list[dict[str, Any]] = [{"name": name, "cells": []} for name in filled]
+    for column in shown:
+        values = [row[column.key] for row in filled.values()]
+        best = winners(column.show, column.best, values, [league[name] for name in filled])
+        for line, value, won in zip(lines, values, best, strict=True):
+            line["cells"].append({"text": "–" if value is None else column.show(value), "value": value, "best": won})
     return with_copies({"head": [c.head for c in shown], "rows": lines, "first": "run"})
 
 
-def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]], *, marked: bool = True) -> dict[str, Any]:
+def over_seeds(
+    groups: Mapping[str, Sequence[Mapping[str, float | None]]], leagues: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Mean ± standard deviation (of a sample) of runs that differ in their seed only; a single run has no deviation.
+
+    `leagues` says which groups can be compared: those of the same seeds, on the same data and of the same length.
 
     >>> table = over_seeds({"a": [{"accuracy": 0.8}, {"accuracy": 0.9}], "b": [{"accuracy": 0.7}, {"accuracy": 0.7}]})
     >>> [row["cells"][1]["text"] for row in table["rows"]]
@@ -111,16 +131,18 @@ def over_seeds(groups: Mapping[str, Sequence[Mapping[str, float | None]]], *, ma
         if any(row[key] is not None for row in known.values()):
             known = {name: {**row, key: row[key] or (value, None)} for name, row in known.items()}
     shown = [c for c in shares if any(row[c.key] is not None for row in known.values())]
-    lines = []
-    for name, row in known.items():
-        cells: list[dict[str, Any]] = [{"text": str(len(groups[name])), "value": len(groups[name]), "best": False}]
-        for column in shown:
-            found, others = row[column.key], [other[column.key] for other in known.values()]
-            means = [other[0] for other in others if other is not None]
-            best = bool(marked and found and column.best and len(set(means)) > 1 and found[0] == column.best(means))
-            shown_text = "–" if found is None else " ± ".join(column.show(part) for part in found if part is not None)
-            cells.append({"text": shown_text, "value": None if found is None else found[0], "best": best})
-        lines.append({"name": name, "cells": cells})
+    league = leagues or dict.fromkeys(groups, "all")
+    lines: list[dict[str, Any]] = [
+        {"name": name, "cells": [{"text": str(len(rows)), "value": len(rows), "best": False}]}
+        for name, rows in groups.items()
+    ]
+    for column in shown:
+        spreads = [row[column.key] for row in known.values()]
+        means = [None if found is None else found[0] for found in spreads]
+        best = winners(column.show, column.best, means, [league[name] for name in groups])
+        for line, found, mean, won in zip(lines, spreads, means, best, strict=True):
+            text = " ± ".join(column.show(part) for part in found or () if part is not None) or "–"
+            line["cells"].append({"text": text, "value": mean, "best": won})
     head = [{"title": "seeds", "why": "runs"}, *(c.head for c in shown)]
     return with_copies({"head": head, "rows": lines, "first": "setting"})
 
@@ -179,11 +201,20 @@ def escape_tex(text: str) -> str:
 def markdown(table: Mapping[str, Any]) -> str:
     """A pipe table, best values bold."""
     head = [table["first"], *(column["title"] for column in table["head"])]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(table["head"])]
+    lines = [_pipes(head), "|---|" + "---:|" * len(table["head"])]
     for row in table["rows"]:
         cells = [f"**{cell['text']}**" if cell["best"] else cell["text"] for cell in row["cells"]]
-        lines.append("| " + " | ".join([row["name"].replace("|", "\\|"), *cells]) + " |")
+        lines.append(_pipes([row["name"], *cells]))
     return "\n".join(lines)
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    r"""A row of cells, in which a pipe is no border.
+
+    >>> _pipes(["a|b", "c"])
+    '| a\\|b | c |'
+    """
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def as_csv(table: Mapping[str, Any]) -> str:

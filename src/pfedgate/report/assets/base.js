@@ -21,7 +21,13 @@ function h(tag, attributes, ...children) {
   return node;
 }
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const colour = (at) => ink("c" + (at % 10));
+// A run has a colour and a pattern, because not everybody sees colours: forty differ in one or the other.
+const DASHES = ["none", "8 4", "2.5 3", "11 3.5 2.5 3.5", "15 3 2.5 3 2.5 3"];
+const COLOURS = 8;
+const colour = (at) => ink("c" + (at % COLOURS)), dash = (at) => DASHES[at % DASHES.length];
+const key = (at) => s("svg", { class: "key", viewBox: "0 0 28 6", "aria-hidden": "true" },
+  s("line", { x1: 0, x2: 28, y1: 3, y2: 3, style: `stroke:var(--c${at % COLOURS})`, "stroke-width": 3, "stroke-dasharray": dash(at) }));
+const largest = (values) => values.reduce((a, b) => (b > a ? b : a), -Infinity); // a call has no room for 100,000 arguments
 
 function ticks(low, high, wanted) {
   if (!(high > low)) return [low];
@@ -61,8 +67,7 @@ function showTip(event, head, rows) {
   tip.replaceChildren();
   if (head) tip.append(h("div", {}, h("b", {}, head)));
   for (const row of rows) {
-    const key = row.colour ? h("span", { class: "key", style: `background:${row.colour}` }) : null;
-    tip.append(h("div", { class: "row" }, key, h("span", {}, row.name), h("b", {}, row.text)));
+    tip.append(h("div", { class: "row" }, row.run === undefined ? null : key(row.run), h("span", {}, row.name), h("b", {}, row.text)));
   }
   tip.classList.add("on");
   const box = tip.getBoundingClientRect();
@@ -96,7 +101,7 @@ function chart(spec) {
     item.width = width;
     const height = (item.height = spec.height(width));
     title.textContent = titled();
-    item.svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": titled() });
+    item.svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "group", "aria-label": titled() });
     spec.draw(item.svg, width, height);
     plot.replaceChildren(item.svg);
     drawLegend(legend, spec);
@@ -121,7 +126,7 @@ function drawLegend(box, spec) {
       "aria-pressed": String(!hidden.has(at)), "data-run": DATA.runs[at].label, title: "Show or hide",
       onclick: () => { hidden.has(at) ? hidden.delete(at) : hidden.add(at); hideTip(); redrawAll(); },
     },
-    h("span", { class: "key", style: `background:${colour(at)}` }), DATA.runs[at].label,
+    key(at), DATA.runs[at].label,
   )));
   if (focused >= 0 && box.children[focused]) box.children[focused].focus();
 }
@@ -133,9 +138,9 @@ function download(item) {
   const above = s("g", { "data-part": "legend" }, text(0, 0, item.titled(), { "font-size": 14, "font-weight": 600, fill: ink("ink") }));
   let x = 0, y = 0;
   for (const at of names) {
-    const wide = 30 + widthOf(DATA.runs[at].label, 12);
+    const wide = 46 + widthOf(DATA.runs[at].label, 12);
     if (!y || x + wide > item.width) { x = 0; y += 20; }
-    above.append(s("rect", { x, y: y - 6, width: 14, height: 4, rx: 2, fill: colour(at) }), text(x + 20, y, DATA.runs[at].label));
+    above.append(s("line", { x1: x, x2: x + 28, y1: y - 4, y2: y - 4, stroke: colour(at), "stroke-width": 3, "stroke-dasharray": dash(at) }), text(x + 34, y, DATA.runs[at].label));
     x += wide;
   }
   const top = y + 36;
@@ -180,7 +185,7 @@ function chooser(options, chosen, change, label) {
 }
 
 const short = (name) => (name.length > 9 ? name.slice(0, 8) + "…" : name);
-const gutter = (names) => Math.max(46, 16 + 6.6 * Math.max(...names.map((name) => short(name).length))); // room for names
+const gutter = (names) => Math.max(46, 16 + 6.6 * largest(names.map((name) => short(name).length))); // room for names
 const pen = document.createElement("canvas").getContext("2d");
 function widthOf(content, size) {
   pen.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
@@ -207,9 +212,9 @@ function axes(svg, box, x, y) {
   return { X, Y };
 }
 function extent(values, least) {
-  const known = values.filter((v) => v !== null && v !== undefined && isFinite(v));
-  if (!known.length) return [0, 1];
-  let low = Math.min(...known), high = Math.max(...known);
+  let low = Infinity, high = -Infinity;
+  for (const v of values) if (v != null && isFinite(v)) { low = v < low ? v : low; high = v > high ? v : high; }
+  if (low > high) return [0, 1];
   if (high - low < least) { const middle = (low + high) / 2; low = middle - least / 2; high = middle + least / 2; }
   return [low, high];
 }

@@ -3,6 +3,8 @@ const gated = everyRun.filter((at) => RUNS[at].gates);
 let shownGates = gated[0];
 const G = () => RUNS[shownGates].gates;
 const gateCharts = [];
+// Of many clients only the first are looked at.
+const firstOf = (g) => (g.looked < g.of ? `of the first ${g.looked} of ${g.of} ` : "");
 const gateChart = (spec) => { const item = chart(spec); gateCharts.push(item); return item.figure; };
 
 function gateChooser() {
@@ -31,8 +33,8 @@ function blockMap() {
       const g = G(), all = g.kept.length, share = g.blocks.map((_, b) => g.kept.filter((row) => row[b] === "1").length / all);
       const always = share.filter((v) => v === 1).length, never = share.filter((v) => v === 0).length;
       const lost = !g.weights ? ` M and G of single blocks${g.tree ? "" : " and the likeness of gates"} are not available: ${g.reason}.` : g.tree ? "" : ` No order by likeness: ${noTree()}.`;
-      const absent = RUNS[shownGates].clients_total - all; // of a run that samples clients
-      return `${g.blocks.length} blocks in ${g.layers.length} layers, ${all} clients${absent > 0 ? ` (${absent} more took part in no round and have no gate)` : ""}: ${always} blocks are kept by all, ${never} by none, ${g.blocks.length - always - never} by some. Bars: share of clients that keep a block.` +
+      const absent = g.looked - all; // of a run that samples clients
+      return `${g.blocks.length} blocks in ${g.layers.length} layers, ${all} ${firstOf(g)}clients${absent > 0 ? ` (${absent} more took part in no round and have no gate)` : ""}: ${always} blocks are kept by all, ${never} by none, ${g.blocks.length - always - never} by some. Bars: share of clients that keep a block.` +
         (cells() === "weights" ? " M, the weight of a block: blue above 1, red below; dropped blocks are pale." : cells() === "importance" ? " G, the importance that decides." : "") + lost;
     },
     height: (width) => 96 + Math.max(8, Math.min(20, 640 / G().clients.length)) * G().clients.length,
@@ -74,7 +76,7 @@ function blockMap() {
         if (g.weights) told.push({ name: "weight M", text: plain(g.weights[row][b]) }, { name: "importance G", text: plain(g.importance[row][b]) });
         if (g.density) told.push({ name: "density of the client", text: plain(g.density[row]) });
         showTip(event, "client " + g.clients[row], told);
-      });
+      }, { xs: g.blocks.map((_, b) => X(b + 0.5)), ys: rows.map((_, i) => Y(i + 0.5)) });
     },
   });
 }
@@ -87,7 +89,7 @@ function overRounds() {
   const both = () => gateCharts.filter((item) => item.spec.name.startsWith("gate-")).forEach((item) => item.redraw());
   const part = (path, title, tools, extra) => gateChart({
     name: "gate-" + path, title, size: "half", tools, height: (w) => (w < 520 ? 270 : 310),
-    caption: () => `Over clients and blocks${view === "quantiles" ? ": median, 25 to 75 %, 5 to 95 %" : ", at a few evaluated rounds"}.`,
+    caption: () => `Over ${G().looked < G().of ? `the first ${G().looked} of ${G().of} ` : ""}clients and blocks${view === "quantiles" ? ": median, 25 to 75 %, 5 to 95 %" : ", at a few evaluated rounds"}.`,
     draw: (svg, width, height) => {
       const g = G(), found = (g.over_rounds[layer] || {})[path];
       if (!found) return empty(svg, width, height, "no gates.jsonl in this run");
@@ -106,10 +108,10 @@ function maskChanges() {
   if (!gated.some((at) => RUNS[at].gates.changes.length)) return null;
   return draw({
     name: "changes", title: "How different masks are", height: small, legend: () => gated,
-    caption: "Solid: share of blocks on which two clients disagree. Dashed: share that changed for a client since the evaluation before.",
+    caption: "Thick: share of blocks on which two clients disagree. Thin: share that changed for a client since the evaluation before.",
     draw: (svg, width, height) => lines(svg, width, height, gated.flatMap((at) => {
-      const c = RUNS[at].gates.changes, x = c.map((p) => p.round), base = { run: at, colour: colour(at), x };
-      return [{ ...base, label: RUNS[at].label + ", between clients", y: c.map((p) => p.between) }, { ...base, label: RUNS[at].label + ", since before", y: c.map((p) => p.moved), dash: "5 4" }];
+      const c = RUNS[at].gates.changes, x = c.map((p) => p.round), base = { run: at, x };
+      return [{ ...base, label: RUNS[at].label + ", between clients", y: c.map((p) => p.between) }, { ...base, label: RUNS[at].label + ", since before", y: c.map((p) => p.moved), thin: true }];
     }), { title: "round", show: String, step: wholeTicks, tip: (v) => "round " + v }, { show: wholePercent, floor: 0, least: 0.02 }),
   });
 }
@@ -138,7 +140,7 @@ function dendrogram() {
       const g = G();
       if (!g.tree) return empty(svg, width, height, "no tree for this run");
       const n = g.clients.length, labels = labelsOf(RUNS[shownGates]), strip = labels ? Math.min(width * 0.5, labels.classes.length * 30) : 0;
-      const box = { left: 8, right: width - strip - gutter(g.clients) - 4, top: 30, bottom: height - 34 }, top = Math.max(...g.tree.height.flat()) || 1;
+      const box = { left: 8, right: width - strip - gutter(g.clients) - 4, top: 30, bottom: height - 34 }, top = largest(g.tree.height.flat()) || 1;
       const X = (v) => box.right - (v / top) * (box.right - box.left), Y = (i) => box.top + ((i + 0.5) / n) * (box.bottom - box.top);
       g.tree.across.forEach((a, k) => {
         const hgt = g.tree.height[k], d = a.map((v, i) => `${i ? "L" : "M"}${X(hgt[i]).toFixed(1)},${Y(v).toFixed(1)}`).join("");
@@ -162,7 +164,7 @@ function dendrogram() {
         const i = Math.max(0, Math.min(n - 1, Math.floor(((py - box.top) / (box.bottom - box.top)) * n))), row = counts[i];
         const most = row.map((count, c) => [count, labels.classes[c]]).filter(([count]) => count).sort((a, b) => b[0] - a[0]).slice(0, 6);
         showTip(event, "client " + g.clients[g.tree.leaves[i]], most.map(([count, name]) => ({ name: "class " + name, text: count + " samples" })));
-      });
+      }, { ys: g.clients.map((_, i) => Y(i)) });
     },
   });
 }
@@ -177,7 +179,7 @@ function partitionChart(p, at) {
     height: (width) => 74 + Math.max(9, Math.min(26, 620 / classes)) * classes,
     draw: (svg, width, height) => {
       const box = { left: gutter(p.classes), right: width - 10, top: 8, bottom: height - 44 };
-      const dx = (box.right - box.left) / n, dy = (box.bottom - box.top) / classes, peak = Math.max(...p.counts.flat());
+      const dx = (box.right - box.left) / n, dy = (box.bottom - box.top) / classes, peak = largest(p.counts.flat());
       const totals = p.counts.map((row) => row.reduce((a, b) => a + b, 0));
       if (bubbles) {
         for (let c = 0; c < classes; c++) svg.append(s("line", { x1: box.left, x2: box.right, y1: box.top + (c + 0.5) * dy, y2: box.top + (c + 0.5) * dy, stroke: ink("grid") }));
@@ -189,14 +191,14 @@ function partitionChart(p, at) {
         const shares = p.classes.map((_, c) => p.counts.map((row, i) => row[c] / (totals[i] || 1)));
         picture(svg, box, shares, (v, c, i) => (p.novel[i] ? held : trained)(Math.sqrt(v)));
       }
-      const skipX = Math.ceil((10 + 6.2 * Math.max(...p.clients.map((name) => short(name).length))) / dx), skipY = Math.ceil(12 / dy);
+      const skipX = Math.ceil((10 + 6.2 * largest(p.clients.map((name) => short(name).length))) / dx), skipY = Math.ceil(12 / dy);
       p.clients.forEach((name, i) => { if (i % skipX === 0) svg.append(text(box.left + (i + 0.5) * dx, box.bottom + 16, short(name), { "text-anchor": "middle", "font-size": 11 })); });
       p.classes.forEach((name, c) => { if (c % skipY === 0) svg.append(text(box.left - 8, box.top + (c + 0.5) * dy + 4, short(name), { "text-anchor": "end", "font-size": 11 })); });
       svg.append(text((box.left + box.right) / 2, height - 8, "client", { "text-anchor": "middle" }));
       hover(svg, box, (event, px, py) => {
         const i = Math.max(0, Math.min(n - 1, Math.floor((px - box.left) / dx))), c = Math.max(0, Math.min(classes - 1, Math.floor((py - box.top) / dy)));
         showTip(event, "client " + p.clients[i] + (p.novel[i] ? ", novel" : ""), [{ name: "class " + p.classes[c], text: `${p.counts[i][c]} of ${totals[i]} samples` }]);
-      });
+      }, { xs: p.clients.map((_, i) => box.left + (i + 0.5) * dx), ys: p.classes.map((_, c) => box.top + (c + 0.5) * dy) });
     },
   });
 }

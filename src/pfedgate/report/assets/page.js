@@ -23,8 +23,9 @@ function page() {
   theme.textContent = dark.matches ? "Light" : "Dark";
 
   section("summary", "Summary", null, tiles(),
-    h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), unfinished(), copies(DATA.table)),
-    DATA.seeds.rows ? h("div", { class: "card", style: "margin-top:16px" }, h("h3", {}, "Over seeds: mean ± standard deviation"), tableOf(DATA.seeds), copies(DATA.seeds)) : null);
+    h("div", { class: "card", style: "margin-top:16px" }, tableOf(DATA.table, true), unfinished(), leagues(), copies(DATA.table)),
+    DATA.seeds.rows ? h("div", { class: "card", style: "margin-top:16px" }, h("h3", {}, "Over seeds: mean ± standard deviation"), tableOf(DATA.seeds), seedsNote(), copies(DATA.seeds)) : null,
+    DATA.left_out ? h("p", { class: "note", "data-missing": "size" }, `Left out to keep this file small: ${DATA.left_out.join("; ")}. The folders of the runs have it all.`) : null);
   section("learning", "Learning", "Accuracy of each client's own model on its test data, after the broadcast, weighted by test samples.", grid(
     curve("accuracy-rounds", "Over rounds", "round", { title: "round", show: String, step: wholeTicks, tip: (v) => "round " + v }, "", big),
     curve("accuracy-bytes", "Over bytes sent and received", "bytes", { title: "all clients, both ways", show: bytes, tip: bytes, low: 0 }, "half", small),

@@ -1,9 +1,10 @@
 // The kinds of charts.
 
-// Lines: series [{run, label, x, y, colour, dash}]; x and y {title, show, low?, high?}.
+// Lines: series [{run, label, x, y, thin?, marks?}]; x and y {title, show, low?, high?}.
 function lines(svg, width, height, series, x, y) {
-  const shown = series.filter((line) => !hidden.has(line.run) && line.x.length);
-  if (!shown.length) return empty(svg, width, height, series.length ? "all runs are hidden" : "nothing recorded");
+  const known = series.filter((line) => line.x.length), shown = known.filter((line) => !hidden.has(line.run));
+  if (!known.length) return empty(svg, width, height, "no round is evaluated yet");
+  if (!shown.length) return empty(svg, width, height, "all runs are hidden");
   const [xl, xh] = extent(shown.flatMap((l) => l.x), 1e-9), [yl, yh] = extent(shown.flatMap((l) => l.y), y.least || 1e-9);
   const pad = (yh - yl) * 0.06;
   const low = y.low ?? Math.max(y.floor ?? -Infinity, yl - pad), high = y.high ?? Math.min(y.ceiling ?? Infinity, yh + pad);
@@ -11,15 +12,16 @@ function lines(svg, width, height, series, x, y) {
   const { X, Y } = axes(svg, box, { low: x.low ?? xl, high: xh, ...x }, { ...y, low, high });
   if (x.before) x.before(svg, box, X, Y);
   for (const line of shown) {
-    const at = line.x.map((v, i) => [X(v), line.y[i]]).filter(([, v]) => v !== null && v !== undefined).map(([a, b]) => [a, Y(b)]);
+    const at = line.x.map((v, i) => [X(v), line.y[i]]).filter(([, v]) => v != null).map(([a, b]) => [a, Y(b)]);
+    const ours = colour(line.run), step = (box.right - box.left) / at.length; // dots that touch would hide the pattern
     const path = at.map(([a, b], i) => (i ? "L" : "M") + a.toFixed(1) + "," + b.toFixed(1)).join("");
     svg.append(s("path", {
-      d: path, fill: "none", stroke: line.colour, "stroke-width": 2, "stroke-linejoin": "round", "stroke-linecap": "round",
-      "stroke-dasharray": line.dash || "none", "data-series": line.label,
+      d: path, fill: "none", stroke: ours, "stroke-width": line.thin ? 1.2 : 2.2, "stroke-linejoin": "round",
+      "stroke-dasharray": dash(line.run), "data-series": line.label,
     }));
-    if (at.length <= 45) for (const [a, b] of at) svg.append(s("circle", { cx: a, cy: b, r: at.length > 1 ? 2.6 : 4, fill: line.colour }));
+    if (step >= 16 && !line.thin) for (const [a, b] of at) svg.append(s("circle", { cx: a, cy: b, r: at.length > 1 ? 2.6 : 4, fill: ours }));
     for (const mark of line.marks || []) {
-      svg.append(s("circle", { cx: X(line.x[mark]), cy: Y(line.y[mark]), r: 5.5, fill: ink("card"), stroke: line.colour, "stroke-width": 2.2 }));
+      svg.append(s("circle", { cx: X(line.x[mark]), cy: Y(line.y[mark]), r: 5.5, fill: ink("card"), stroke: ours, "stroke-width": 2.2 }));
     }
   }
   const cross = s("line", { y1: box.top, y2: box.bottom, stroke: ink("faint"), "stroke-dasharray": "3 3", visibility: "hidden" });
@@ -27,27 +29,31 @@ function lines(svg, width, height, series, x, y) {
   svg.append(cross, dots);
   hover(svg, box, (event, px) => {
     const value = (x.low ?? xl) + ((px - box.left) / (box.right - box.left)) * (xh - (x.low ?? xl));
-    const near = shown.map((line) => ({ line, at: nearest(line.x, value) })).filter(({ line, at }) => line.y[at] !== null);
+    const near = shown.map((line) => ({ line, at: nearest(line.x, value) })).filter(({ line, at }) => line.y[at] != null);
     if (!near.length) return;
     near.sort((a, b) => b.line.y[b.at] - a.line.y[a.at]);
     const closest = near.reduce((a, b) => (Math.abs(b.line.x[b.at] - value) < Math.abs(a.line.x[a.at] - value) ? b : a));
     const place = X(closest.line.x[closest.at]);
     cross.setAttribute("x1", place); cross.setAttribute("x2", place); cross.setAttribute("visibility", "visible");
-    dots.replaceChildren(...near.map(({ line, at }) => s("circle", { cx: X(line.x[at]), cy: Y(line.y[at]), r: 4.5, fill: line.colour, stroke: ink("card"), "stroke-width": 1.5 })));
+    dots.replaceChildren(...near.map(({ line, at }) => s("circle", { cx: X(line.x[at]), cy: Y(line.y[at]), r: 4.5, fill: colour(line.run), stroke: ink("card"), "stroke-width": 1.5 })));
     const same = near.every(({ line, at }) => line.x[at] === closest.line.x[closest.at]);
     showTip(event, same ? x.tip(closest.line.x[closest.at]) : null, near.map(({ line, at }) => ({
-      colour: line.colour, name: line.label + (line.told ? ", " + line.told(at) : ""),
+      run: line.run, name: line.label + (line.told ? ", " + line.told(at) : ""),
       text: (y.tip || y.show)(line.y[at]) + (same ? "" : " at " + x.tip(line.x[at])),
     })));
-  }, () => { cross.setAttribute("visibility", "hidden"); dots.replaceChildren(); });
+  }, { leave: () => { cross.setAttribute("visibility", "hidden"); dots.replaceChildren(); }, xs: [...new Set(shown.flatMap((line) => line.x))].sort((a, b) => a - b).map(X) });
 }
 function nearest(values, wanted) {
   let best = 0;
   values.forEach((value, at) => { if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = at; });
   return best;
 }
-function hover(svg, box, move, leave = () => {}) {
-  const area = s("rect", { x: box.left, y: box.top, width: Math.max(0, box.right - box.left), height: Math.max(0, box.bottom - box.top), fill: "transparent", "data-part": "hover" });
+// What a pointer, a finger or the arrow keys ask for; xs and ys are the places of values.
+function hover(svg, box, move, { leave = () => {}, xs = [(box.left + box.right) / 2], ys = [(box.top + box.bottom) / 2] } = {}) {
+  const area = s("rect", {
+    x: box.left, y: box.top, width: Math.max(0, box.right - box.left), height: Math.max(0, box.bottom - box.top), fill: "transparent",
+    "data-part": "hover", tabindex: 0, role: "application", "aria-label": svg.getAttribute("aria-label") + ": arrow keys go from value to value",
+  });
   area.addEventListener("pointermove", (event) => {
     const at = svg.getBoundingClientRect();
     if (leaving !== leave) hideTip();
@@ -57,16 +63,16 @@ function hover(svg, box, move, leave = () => {}) {
   area.addEventListener("pointerdown", (event) => area.dispatchEvent(new PointerEvent("pointermove", event)));
   area.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") hideTip(); });
   // By keyboard: arrows move a pointer that nobody sees.
-  let at = [0.5, 0.5];
-  area.setAttribute("tabindex", "0");
+  const places = [xs, ys], at = [-1, -1];
   area.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1], Home: [0, -Infinity], End: [0, Infinity] }[event.key];
     if (event.key === "Escape") hideTip();
     if (!by) return;
     event.preventDefault();
-    at = at.map((share, i) => Math.max(0.01, Math.min(0.99, share + by[i] / 24)));
-    const frame = area.getBoundingClientRect();
-    area.dispatchEvent(new PointerEvent("pointermove", { clientX: frame.left + at[0] * frame.width, clientY: frame.top + at[1] * frame.height }));
+    const [axis, step] = by, last = places[axis].length - 1;
+    at[axis] = at[axis] < 0 && step === -1 ? last : Math.max(0, Math.min(last, at[axis] + step));
+    const frame = svg.getBoundingClientRect(), [px, py] = places.map((values, i) => values[Math.max(0, at[i])]);
+    area.dispatchEvent(new PointerEvent("pointermove", { clientX: frame.left + px, clientY: frame.top + py }));
   });
   area.addEventListener("blur", () => { if (leaving === leave) hideTip(); });
   svg.append(area);
@@ -98,11 +104,6 @@ function diverging(low, middle, high) {
   const down = mixer(middle, low), up = mixer(middle, high);
   return (t) => (t < 0 ? down(-t) : up(t));
 }
-function shadeScale(svg, x, y, width, paint, low, high) {
-  const steps = 24;
-  for (let i = 0; i < steps; i++) svg.append(s("rect", { x: x + (i * width) / steps, y, width: width / steps + 0.5, height: 8, fill: paint(i / (steps - 1)) }));
-  svg.append(text(x - 6, y + 8, low, { "text-anchor": "end", "font-size": 11 }), text(x + width + 6, y + 8, high, { "font-size": 11 }));
-}
 
 // Bands between quantiles over rounds.
 function fan(svg, width, height, rounds, quantiles, y) {
@@ -125,7 +126,7 @@ function fan(svg, width, height, rounds, quantiles, y) {
     const at = nearest(rounds, rounds[0] + ((px - box.left) / (box.right - box.left)) * (rounds[rounds.length - 1] - rounds[0]));
     const names = ["5 %", "25 %", "median", "75 %", "95 %"];
     showTip(event, "round " + rounds[at], names.map((name, i) => ({ name, text: plain(quantiles[at][i]) })).reverse());
-  });
+  }, { xs: rounds.map(X) });
 }
 
 // Histograms one above the other, the last round in front.
@@ -134,7 +135,7 @@ function ridges(svg, width, height, rounds, histograms, top, y) {
   const few = rounds.length <= 9 ? rounds.map((_, i) => i) : Array.from({ length: 9 }, (_, i) => Math.round((i * (rounds.length - 1)) / 8));
   const box = { left: 46, right: width - 10, top: 30, bottom: height - 44 }, bins = histograms[0].length;
   const X = (bin) => box.left + (bin / bins) * (box.right - box.left);
-  const row = (box.bottom - box.top - 26) / Math.max(1, few.length - 1), peak = Math.max(...few.flatMap((i) => histograms[i]));
+  const row = (box.bottom - box.top - 26) / Math.max(1, few.length - 1), peak = largest(few.flatMap((i) => histograms[i]));
   const base = (n) => box.top + 26 + n * row, tall = Math.min(56, row * 2.2 + 14);
   few.forEach((i, n) => {
     const at = histograms[i].map((count, bin) => `${X(bin + 0.5).toFixed(1)},${(base(n) - (count / peak) * tall).toFixed(1)}`);
@@ -150,5 +151,5 @@ function ridges(svg, width, height, rounds, histograms, top, y) {
     const bin = Math.max(0, Math.min(bins - 1, Math.floor(((px - box.left) / (box.right - box.left)) * bins)));
     const total = histograms[i].reduce((a, b) => a + b, 0);
     showTip(event, "round " + rounds[i], [{ name: `${plain((bin / bins) * top)} to ${plain(((bin + 1) / bins) * top)}`, text: percent(histograms[i][bin] / total) }]);
-  });
+  }, { xs: histograms[0].map((_, bin) => X(bin + 0.5)), ys: few.map((_, n) => base(n)) });
 }
