@@ -17,8 +17,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 import pfedgate
 from pfedgate import algorithms, catalogue, experiment, gates, jobs, metrics, runfolder, toml
 from pfedgate.catalogue import SECTIONS, options_of
@@ -53,8 +51,6 @@ SHOWING = (
 )
 WAIT = 5.0  # seconds between two looks at a cell that another process is at
 STATE = ("checkpoint.safetensors", "private")  # of a run's folder: what looking takes
-# How the state of other code shows: tensors that are missing, of another shape or with another name, a file cut short.
-UNREADABLE = (KeyError, RuntimeError, ValueError, OSError, SafetensorError)
 
 
 @lru_cache(maxsize=1)
@@ -181,7 +177,7 @@ def able(folder: Path, looks: Sequence[str]) -> bool:
     try:
         for name in looks:
             look(runfolder.load(folder), name)
-    except UNREADABLE as error:
+    except gates.UNREADABLE as error:
         warnings.warn(f"{folder.name}: this code cannot read its state ({error}), so it is run anew", stacklevel=2)
         return False
     return True
