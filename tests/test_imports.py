@@ -36,8 +36,8 @@ GATING = {"torch", "numpy", "ortools"}
 SHARED = {"names"}
 
 EXTRAS = (
-    "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx", "onnxruntime",
-    "matplotlib", "sklearn",
+    "flwr", "datasets", "pyarrow", "PIL", "optuna", "tomlkit", "wandb", "mlflow", "tensorboard", "onnx",
+    "onnxruntime", "matplotlib", "sklearn",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ unknown section or key is an error that names the nearest; so is a value of the 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,12 @@ from pfedgate.schema import REQUIRED, Option, RecipeError
 from pfedgate.sections import DEVICES, FITTING, NETWORKS, Clients, Deploy, Evaluate, Session, Train
 from pfedgate.types import Optim
 
-__all__ = ["GIVEN", "Named", "Recipe", "RecipeError", "resolve", "settings"]
+__all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
 
 Tables = dict[str, dict[str, Any]]
 Layer = Mapping[str, Any]
+
+PLACES = ("data_dir", "cache_dir", "source")  # of [data]: where it lies, not what it is
 
 START: Tables = {"data": {"name": "digits"}, "model": {"name": "auto"}, "algorithm": {"name": "pfedgate"}}
 
@@ -257,6 +260,20 @@ def _check_session(recipe: Recipe) -> None:
             raise RecipeError(f'run.{key} must be "auto" or a whole number from {least} on, got {value!r}')
     if not 0 < clients.fraction <= 1:
         raise RecipeError(f"clients.fraction must be a share in (0, 1], got {clients.fraction}; see clients.number")
+
+
+def essence(tables: Mapping[str, Any]) -> Tables:
+    """A recipe's tables without what cannot change its result, as JSON would read them back.
+
+    >>> essence({"data": {"name": "digits", "data_dir": "/mnt"}, "run": {"seed": 1, "workers": 2}, "deploy": {}})
+    {'data': {'name': 'digits'}, 'run': {'seed': 1}}
+    """
+    found: Tables = json.loads(json.dumps(tables, default=str))
+    found["run"] = {"seed": found.get("run", {}).get("seed", 0)}
+    for name in PLACES:
+        found.get("data", {}).pop(name, None)
+    found.pop("deploy", None)
+    return found
 
 
 def _settle(given: dict[str, Any], known: Mapping[str, Option], section: str) -> dict[str, Any]:

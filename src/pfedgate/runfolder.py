@@ -6,6 +6,7 @@ metrics.jsonl      one line per round
 timing.jsonl       seconds per round
 clients.csv        one line per client and evaluation point, at the end
 summary.json       the numbers of a table row, at the end
+trackers.json      ids of the runs that trackers made of it, if there are any
 checkpoint.safetensors, best.safetensors, private/    state: see `checkpoint` and `store`
 
 run = load("runs/digits-pfedgate")

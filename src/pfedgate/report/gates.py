@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from pfedgate import algorithms, catalogue, experiment, gates
-from pfedgate.config import GIVEN
+from pfedgate.config import GIVEN, PLACES
 from pfedgate.gates import Seen
 from pfedgate.runfolder import Run
 
-PLACES = ("data_dir", "cache_dir", "source")  # of the data's options: where it lies, not what it is
 Content = dict[str, Any]
 
 

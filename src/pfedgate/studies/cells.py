@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ import pfedgate
 from pfedgate import algorithms, catalogue, experiment, gates, jobs, metrics, runfolder, toml
 from pfedgate.catalogue import SECTIONS, options_of
 from pfedgate.checkpoint import FolderBusy
-from pfedgate.config import Recipe, Tables, resolve
+from pfedgate.config import Recipe, Tables, essence, resolve
 from pfedgate.engine import one_thread
 from pfedgate.metrics import Record
 from pfedgate.roster import Roster
@@ -87,7 +87,7 @@ class Cell:
     @cached_property
     def tables(self) -> Tables:
         """All that its result depends on."""
-        return _essence(self.recipe.tables())
+        return essence(self.recipe.tables())
 
     def folder(self, root: Path, *, any_code: bool = False, looks: Sequence[str] = ()) -> Path:
         """Where it is kept: by this code or, if that is allowed and there is one, by other code.
@@ -105,7 +105,7 @@ class Cell:
 
     def like(self, folder: Path) -> bool:
         """Whether a folder holds this run, perhaps of code that knew fewer or other options with their defaults."""
-        before = _essence(_read(folder / runfolder.CONFIG))
+        before = essence(_read(folder / runfolder.CONFIG))
         for section in self.tables.keys() | before.keys():
             mine, theirs = self.tables.get(section, {}), before.get(section, {})
             known = options_of(section, mine.get("name", "")) if section in SECTIONS else {}
@@ -114,16 +114,6 @@ class Cell:
                 if mine.get(key, usual) != theirs.get(key, usual):
                     return False
         return True
-
-
-def _essence(tables: Mapping[str, Any]) -> Tables:
-    """A recipe without what cannot change its result, as JSON would read it back."""
-    found: Tables = json.loads(json.dumps(tables, default=str))
-    found["run"] = {"seed": found.get("run", {}).get("seed", 0)}
-    for name in ("data_dir", "cache_dir", "source"):
-        found.get("data", {}).pop(name, None)
-    found.pop("deploy", None)
-    return found
 
 
 @lru_cache(maxsize=4096)

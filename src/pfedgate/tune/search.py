@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pfedgate import experiment, jobs, seeds
-from pfedgate.config import Recipe, resolve
+from pfedgate.config import Recipe, essence, resolve
 from pfedgate.environment import environment
 from pfedgate.metrics import Record
 from pfedgate.names import unknown
@@ -236,7 +236,8 @@ class Search:
         told = self.plan.told()
         if about.exists():
             before = json.loads(about.read_text(encoding="utf-8"))["plan"]
-            changed = _differences(_essence(before), _essence(told))
+            same, now = ({**plan, "recipe": essence(plan["recipe"])} for plan in (before, told))
+            changed = _differences(same, now)
             if changed:
                 raise ValueError(
                     f"{self.folder} holds a search with other settings ({'; '.join(changed[:3])}): use the same "
@@ -245,15 +246,6 @@ class Search:
         else:
             write_atomically(about, json.dumps({"plan": told, "environment": environment()}, indent=2).encode())
         return kept.read(self._log)
-
-
-def _essence(told: dict[str, Any]) -> dict[str, Any]:
-    """A plan without what cannot change a result: where its data is, and how it is run (as for cells of studies)."""
-    recipe = {section: dict(table) for section, table in told["recipe"].items() if section != "deploy"}
-    for name in ("data_dir", "cache_dir", "source"):
-        recipe["data"].pop(name, None)
-    recipe["run"] = {"seed": recipe["run"]["seed"]}
-    return {**told, "recipe": recipe}
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
