@@ -148,7 +148,8 @@ class Recorder:
         """Forget what lies after the checkpoint a run goes on from: it will come again."""
         path = self.folder / FILE
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)["round"] <= done]
+            whole = path.read_text().split("\n")[:-1]  # a last line without an end was cut short by a crash
+            kept = [line for line in whole if json.loads(line)["round"] <= done]
             write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
     def _note(self, done: int) -> None:

@@ -96,7 +96,8 @@ def test_a_resumed_run_has_each_line_once(runs: Path, tmp_path: Path) -> None:
         experiment.run(SMALL, algorithm="pfedgate", clients=CLIENTS, out=tmp_path / "run", callbacks=[stop])
     path = tmp_path / "run" / gates.FILE
     later = {**lines(tmp_path / "run")[-1], "round": 4}
-    path.write_text(path.read_text() + json.dumps(later) + "\n")  # as if it had died after its fourth round
+    # As if it had died after its fourth round, and once more in the middle of a line.
+    path.write_text(path.read_text() + json.dumps(later) + "\n" + json.dumps(later)[:-9])
     experiment.resume(tmp_path / "run")
     assert lines(tmp_path / "run") == lines(runs / "pfedgate")
 
