@@ -113,6 +113,12 @@ def test_a_tie_of_all_wins_nothing() -> None:
     assert not any(cell["best"] for row in table["rows"] for cell in row["cells"])
 
 
+def test_a_pipe_is_no_border_of_a_table() -> None:
+    cell = {"text": "a|b", "value": 1, "best": True}
+    made = tables.markdown({"first": "c|d", "head": [{"title": "e|f"}], "rows": [{"name": "g|h", "cells": [cell]}]})
+    assert made.splitlines() == [r"| c\|d | e\|f |", "|---|---:|", r"| g\|h | **a\|b** |"]
+
+
 def test_runs_differ_in_what_they_differ_in(content: dict) -> None:
     assert [row["name"] for row in content["differences"]["rows"]] == ["algorithm.name", "clients.budget"]
 

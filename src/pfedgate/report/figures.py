@@ -87,7 +87,7 @@ def _curves(key: str, title: str, scale: float) -> Painter:
 
 
 def _clients(content: Content, figure: Any) -> bool:
-    axes = figure.add_subplot(xlabel="clients, by accuracy", ylabel="accuracy in the last round, %")
+    axes = figure.add_subplot(xlabel="clients, by accuracy in the last round", ylabel="accuracy, %")
     for at, run in enumerate(content["runs"]):
         values = sorted(100 * row["accuracy"] for row in run["clients"] if row.get("accuracy") is not None)
         if values:
@@ -128,7 +128,9 @@ def _difference(content: Content, figure: Any) -> bool:
         axes.set_xticks([])
         if len(found) <= 60:
             name_ticks(axes.xaxis, [client for _, client in found], PAGE - 0.8)
-    axes.set_xlabel("clients, by difference; triangles: the client at the other run's worst tenth, and those below")
+    axes.set_xlabel(
+        "clients, by difference in the last round; triangles: the client at the other's worst tenth, and those below"
+    )
     return True
 
 

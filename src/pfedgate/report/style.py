@@ -10,7 +10,7 @@ from typing import Any
 COLOURS = ("#3466e4", "#bb5b1b", "#0a5633", "#893b7b", "#c5810d", "#0e99d2", "#382846", "#84787e")
 # Lines have a pattern, too: nobody should need to see colours. As many as colours have no divisor in common, so that
 # forty runs look different.
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (6, 1.6, 1, 1.6)), (0, (8, 1.4, 1, 1.4, 1, 1.4)))
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (5, 1.4, 1, 1.4)), (0, (6, 1.3, 1, 1.3, 1, 1.3)))
 FORMATS = ("pdf", "svg", "png")
 COLUMN, PAGE = 3.4, 6.9  # inches: the widths of a two-column paper
 STYLE: Any = {
@@ -23,6 +23,7 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#6d7480",
     "legend.frameon": False,
+    "legend.handlelength": 3.6,  # a pattern needs some length
     "lines.linewidth": 1.4,
     "svg.fonttype": "none",  # text stays text
     "pdf.fonttype": 42,
