@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pfedgate.config import PLACES
 from pfedgate.report import tables
-from pfedgate.report.gates import PLACES, data_kind
+from pfedgate.report.gates import data_kind
 from pfedgate.report.labels import common, settings_of
 from pfedgate.runfolder import Run
 
