@@ -9,9 +9,6 @@ import typer
 
 from pfedgate import runfolder
 from pfedgate.cli.base import Debug, app, command, out
-from pfedgate.names import unknown
-
-FORMATS = ("pdf", "svg", "png")
 
 
 @app.command()
@@ -33,8 +30,6 @@ def report(
     """Write one self-contained HTML report of some runs."""
     from pfedgate.report import write
 
-    if figures is not None and figures not in FORMATS:
-        raise ValueError(unknown("format", figures, FORMATS))
     written = write(folders, out_file, baseline=baseline, figures=figures, title=title)
     out().print(f"report: {written[0]}", highlight=False, soft_wrap=True)
     if len(written) > 1:
