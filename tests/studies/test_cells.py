@@ -142,6 +142,17 @@ def test_the_best_on_validation_are_repeated() -> None:
     assert repeated(study, some, "x", 5) == []  # not before all are there
 
 
+def test_a_seed_that_is_there_stays_when_its_row_is_no_longer_repeated(tmp_path: Path) -> None:
+    """New rows may push others from the best: what was run of them is not thrown away."""
+    mine, study = Order(scales.get("tiny"), tmp_path), paper.get("table1")
+    assert {place.seed for place in mine.all_places(study)} == {0}
+    kept = next(place for place in mine.places(study, 1) if place.row.name == "Ditto")
+    folder = kept.cell.folder(mine.root)
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    assert [place.row.name for place in mine.all_places(study) if place.seed == 1] == ["Ditto"]
+
+
 def test_a_column_without_data_is_left_out_or_replaced() -> None:
     table = paper.get("table1")
     assert [c.name for c, _ in scales.columns_of(table, scales.SMALL, ["cifar10"])] == ["CIFAR-10"]

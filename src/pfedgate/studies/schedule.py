@@ -60,7 +60,7 @@ class Order:
         return found
 
     def all_places(self, study: Study) -> list[Place]:
-        """Those with the first seed, and others as far as it is known which rows are repeated."""
+        """Those with the first seed, others as far as it is known which rows are repeated, and whatever else is there."""
         first = self.places(study)
         if not study.more_seeds:
             return first
@@ -69,7 +69,8 @@ class Order:
         for column, _ in scales.columns_of(study, self.scale, self.worlds):
             chosen = repeated(study, outcomes, column.name, self.scale.best)
             for seed in range(1, self.scale.seeds):
-                found += [p for p in self.places(study, seed, chosen) if p.column.name == column.name]
+                others = [p for p in self.places(study, seed) if p.column.name == column.name]
+                found += [p for p in others if p.row.name in chosen or self.has(p)]
         return found
 
 
