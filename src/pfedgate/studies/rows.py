@@ -82,6 +82,8 @@ BASELINES = (
 )
 # A quarter of a batch at a time: then FLOPs bind, not activations.
 PARTS = gate(0.3, resources="all", microbatches=4, name="pFedGate + shift, s = 0.3, all resources, four microbatches")
+# What is left when the gate stays as it starts: label counts as a shift, and weights 1.4 times as large.
+STILL = gate(1.0, gate_lr=0.0, name="pFedGate + shift, s = 1, gate never learns")
 GATES = (
     *(
         gate(budget, shift=shift, resources=resources)

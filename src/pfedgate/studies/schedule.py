@@ -60,7 +60,7 @@ class Order:
         return found
 
     def all_places(self, study: Study) -> list[Place]:
-        """Those with the first seed, others as far as it is known which rows are repeated, and whatever else is there."""
+        """Those with the first seed, others as far as it is known which are repeated, and whatever else is there."""
         first = self.places(study)
         if not study.more_seeds:
             return first
