@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pfedgate import runfolder
-from pfedgate.studies import paper, scales
+from pfedgate.studies import paper, rows, scales
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.declare import Number
 from pfedgate.studies.estimate import repeats
@@ -135,6 +135,7 @@ def test_the_best_on_validation_are_repeated() -> None:
     assert len(gates) == 3  # and not five: the best baselines need a deviation as well
     assert chosen[:3] == sorted((n for n in scores if n.startswith("pFedGate")), key=lambda n: -scores[n])[:3]
     assert set(chosen[3:]) == {"Local", "FedAvg"}
+    assert rows.STILL.name not in repeated(study, Scores(scores | {rows.STILL.name: 1.0}), "x", 5)  # type: ignore[arg-type]
     scores["FedAvg"] = 0.0
     assert repeated(study, known, "x", 5)[-1] == "FedAvg"  # always
     assert repeated(study, known, "x", None) == [row.name for row in study.rows]

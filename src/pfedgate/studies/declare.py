@@ -20,6 +20,7 @@ class Row:
     name: str
     method: str
     settings: Settings = field(default_factory=dict)
+    once: bool = False  # a control: never repeated with other seeds
 
 
 @dataclass(frozen=True)

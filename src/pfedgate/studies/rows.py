@@ -6,6 +6,7 @@ per class. Budgets bind parameters (the paper's s) unless a row says "all": para
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pfedgate.studies.declare import WORST, Claim, Column, Row
@@ -83,7 +84,7 @@ BASELINES = (
 # A quarter of a batch at a time: then FLOPs bind, not activations.
 PARTS = gate(0.3, resources="all", microbatches=4, name="pFedGate + shift, s = 0.3, all resources, four microbatches")
 # What is left when the gate stays as it starts: label counts as a shift, and weights 1.4 times as large.
-STILL = gate(1.0, gate_lr=0.0, name="pFedGate + shift, s = 1, gate never learns")
+STILL = replace(gate(1.0, gate_lr=0.0, name="pFedGate + shift, s = 1, gate never learns"), once=True)
 GATES = (
     *(
         gate(budget, shift=shift, resources=resources)

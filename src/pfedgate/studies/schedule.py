@@ -87,7 +87,8 @@ def repeated(study: Study, outcomes: Outcomes, column: str, best: int | None) ->
         return []
     gates = {row.name for row in study.rows if row.method == "pfedgate"}
     chosen: list[str] = []
-    for name in sorted(rows, key=lambda name: -outcomes.validation(name, column)):
+    often = [row.name for row in study.rows if not row.once]
+    for name in sorted(often, key=lambda name: -outcomes.validation(name, column)):
         if len(chosen) < best and (name not in gates or sum(c in gates for c in chosen) < MOST_GATES):
             chosen.append(name)
     chosen += [row.name for row in study.rows if row.method == "fedavg"] + close(outcomes, column)
