@@ -120,8 +120,12 @@ def resume(path: str | Path, *, data: Any = None, model: Any = None, callbacks: 
     """
     folder = runfolder.load(path)
     made = plan(folder.recipe, data=data, model=model)
-    runfolder.note_environment(folder)
-    return made.run(folder=folder.path, resume=True, callbacks=callbacks)
+
+    def note(event: Mapping[str, Any]) -> None:
+        if event["event"] == "start":  # when the folder is ours: one that another process trains in is left alone
+            runfolder.note_environment(folder)
+
+    return made.run(folder=folder.path, resume=True, callbacks=[note, *callbacks])
 
 
 def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any = None) -> Recipe:

@@ -216,7 +216,9 @@ def test_a_cell_that_another_process_is_at_is_waited_for(tmp_path: Path, monkeyp
 
     cells.work(job, tell)
     assert heard[:3] == [(0, False)] * 3  # nothing was trained meanwhile
-    assert [line["round"] for line in runfolder.load(folder).metrics] == [1, 2]
+    run = runfolder.load(folder)
+    assert [line["round"] for line in run.metrics] == [1, 2]
+    assert len(run.environments) == 1, "waiting is no start"
 
 
 def _only(method: str) -> Any:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pfedgate.config import PLACES
+from pfedgate.config import essence
 from pfedgate.report import tables
 from pfedgate.report.gates import data_kind
 from pfedgate.report.labels import common, settings_of
@@ -80,12 +80,9 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
 
 
 def _without_seed(run: Run) -> str:
-    told = {section: dict(values) for section, values in run.recipe.tables().items()}
-    for name in ("seed", *PLACES):
-        told["data"].pop(name, None)
-    told["run"] = {}  # of these only the seed changes the result
-    told.pop("deploy", None)
-    return json.dumps(told, sort_keys=True, default=str)
+    told = essence(run.recipe.tables())
+    told["data"].pop("seed", None)
+    return json.dumps(told | {"run": {}}, sort_keys=True)
 
 
 def _seeds(run: Run) -> tuple[int, int]:
