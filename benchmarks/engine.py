@@ -7,7 +7,7 @@ w1: the CIFAR-10 network, 20 clients × 360 samples, batch 128.    must ≤ 1.02
 w2: 500 clients × 20 samples of a 64-64-10 MLP, batch 10.         must ≤ .2 (5 × the clients/s), aim ≤ .1
 
 Loop and engine each have a process of their own, because the engine changes how its process keeps memory
-(`pfedgate.memory`) and the loop must not profit. They take turns, so that a noisy machine disturbs both alike.
+(`pfedgate.training.memory`) and the loop must not profit. They take turns, so that a noisy machine disturbs both alike.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedgate import algorithms, models
+from pfedgate.core.types import Optim, Task
 from pfedgate.data import from_arrays
 from pfedgate.data.federation import Federation
-from pfedgate.engine import Options, run
-from pfedgate.exchange.processes import Processes
-from pfedgate.types import Optim, Task
+from pfedgate.engine.processes import Processes
+from pfedgate.engine.server import Options, run
 
 LR, MOMENTUM, DECAY, CLIP = 0.05, 0.9, 5e-4, 10.0
 Clients = list[tuple[Tensor, Tensor]]

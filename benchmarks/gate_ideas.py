@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms.pfedgate import PFedGate
-from pfedgate.gating.budget import Budget
-from pfedgate.gating.features import Features, Reader
-from pfedgate.gating.gate import GateOutput
-from pfedgate.gating.live import Live
+from pfedgate.algorithms.pfedgate.personal import Personal, Setting
+from pfedgate.core.seeds import generator
+from pfedgate.core.types import CPU, Local, State, Update
+from pfedgate.gating.gate.features import Features, Reader
+from pfedgate.gating.gate.network import GateOutput
 from pfedgate.gating.model import GatedModel, Selection
-from pfedgate.gating.optim import LiveOptimizer
-from pfedgate.personal import Personal, Setting
-from pfedgate.seeds import generator
-from pfedgate.types import CPU, Local, State, Update
+from pfedgate.gating.optimizer import LiveOptimizer
+from pfedgate.gating.selection.budget import Budget
+from pfedgate.gating.slicing.live import Live
 
 UNITS = 4  # of the first layer, that a gate may read
 
@@ -130,7 +130,7 @@ class Tried(PFedGate):
     def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
         if self.features != "first layer":
             return super()._workspace(device, setting)
-        with mock.patch("pfedgate.gating.gate.Reader", FirstLayer):
+        with mock.patch("pfedgate.gating.gate.network.Reader", FirstLayer):
             personal = super()._workspace(device, setting)
         personal.gated.gate.reader.layer = next(m for m in personal.gated.model.modules() if isinstance(m, nn.Conv2d))
         return personal

@@ -26,9 +26,11 @@ import torch
 from torch import nn
 
 from gate_ideas import Tried
-from pfedgate import algorithms, data, engine, gates, models
-from pfedgate.serve import Scored
-from pfedgate.types import Optim, Task
+from pfedgate import algorithms, data, models
+from pfedgate.core.types import Optim, Task
+from pfedgate.engine import server as engine
+from pfedgate.engine.endpoint import Scored
+from pfedgate.runs import gates
 
 OUT = Path(__file__).parent / "results" / "gate_trials.jsonl"
 # What trials do not say is as it was before M started at 1.4; NOW is as it is since, but for the gate's rate.

@@ -24,10 +24,10 @@ import torch
 def measure(clients: int, name: str, rounds: int) -> None:
     """One configuration, in this process; prints JSON."""
     from pfedgate import algorithms, models
+    from pfedgate.core.types import Task
     from pfedgate.data import synthetic
-    from pfedgate.engine import Options, run
-    from pfedgate.metrics import peak_bytes
-    from pfedgate.types import Task
+    from pfedgate.engine.metrics import peak_bytes
+    from pfedgate.engine.server import Options, run
 
     torch.set_num_threads(1)
     before = peak_bytes()

@@ -26,8 +26,9 @@ import numpy as np
 from tests.gating import selection as s
 
 import pfedgate
-from pfedgate import measure, models
-from pfedgate.gating.budget import Budget, CostModel, Selector
+from pfedgate import models
+from pfedgate.core import measure
+from pfedgate.gating.selection.budget import Budget, CostModel, Selector
 
 REPETITIONS = 15
 SEEDS = 5

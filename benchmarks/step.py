@@ -29,7 +29,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import pfedgate
-from pfedgate import measure, memory, models
+from pfedgate import models
+from pfedgate.core import measure
+from pfedgate.training import memory
 
 NETWORKS = {"cnn_cifar10": ((3, 32, 32), 10), "cnn_femnist": ((1, 28, 28), 62)}
 BUDGETS = (1.0, 0.5, 0.3)

@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pfedgate import runfolder
-from pfedgate.deploy import init
+from pfedgate.deploy import template as init
 from pfedgate.deploy.local import LocalFleet
 from pfedgate.deploy.proxy import Proxy
+from pfedgate.runs import folder as runfolder
 
 RECIPE = """
 [data]

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from gate_trials import NESTED, PARAMS, Found, Trial, around, main, run
-from pfedgate.serve import Scored
+from pfedgate.engine.endpoint import Scored
 
 OUT = Path(__file__).parent / "results" / "writer_trials.jsonl"
 SEEDS = 3

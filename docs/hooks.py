@@ -81,7 +81,7 @@ def _command(path: str, found: Any) -> str:
 
 def recipes() -> str:
     """Every section with its keys, defaults and reasons."""
-    from pfedgate import catalogue, toml
+    from pfedgate.config import catalogue, toml
 
     parts = []
     for section in catalogue.SECTIONS:

@@ -15,8 +15,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import pfedgate
-from pfedgate import runfolder
-from pfedgate.runfolder import Run
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.folder import Run
 
 
 def small_runs(folder: Path) -> list[Run]:

@@ -25,11 +25,12 @@ import torch
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
 import pfedgate
-from pfedgate import engine, experiment, theory
-from pfedgate.environment import environment
-from pfedgate.local import evaluate
-from pfedgate.serve import Endpoint, Reply
-from pfedgate.types import Card, Round, State
+from pfedgate import experiment, theory
+from pfedgate.core.types import Card, Round, State
+from pfedgate.engine import server as engine
+from pfedgate.engine.endpoint import Endpoint, Reply
+from pfedgate.runs.environment import environment
+from pfedgate.training.fit import evaluate
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "theory"
 

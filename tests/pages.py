@@ -27,9 +27,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pfedgate import config, sections
 from pfedgate.cli import app
 from pfedgate.cli.base import told
+from pfedgate.config import recipe as config
+from pfedgate.config import sections
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pfedgate import data
-from pfedgate.budgets import budgets
-from pfedgate.roster import Options, Roster
+from pfedgate.engine.budgets import budgets
+from pfedgate.engine.roster import Options, Roster
 
 IDS = [f"c{at}" for at in range(10)]
 

@@ -20,10 +20,12 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import pfedgate
-from pfedgate import algorithms, experiment, models, runfolder, toml
+from pfedgate import algorithms, experiment, models
 from pfedgate.cli import app
 from pfedgate.cli.outcome import table
-from pfedgate.progress import Pace, Progress
+from pfedgate.config import toml
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.progress import Pace, Progress
 
 TINY = [
     "data.clients=4", "model.name=mlp", "model.hidden=[64]", "train.rounds=2", "train.batch=64", "evaluate.every=1",
@@ -143,7 +145,7 @@ def test_an_option_that_does_not_exist_is_a_usage_error(pf: Callable[..., Any]) 
 def start(*arguments: str) -> subprocess.Popen[str]:
     source = Path(pfedgate.__file__).parent.parent
     return subprocess.Popen(
-        [sys.executable, "-m", "pfedgate.cli", *arguments],
+        [sys.executable, "-m", "pfedgate", *arguments],
         env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -288,7 +290,7 @@ def test_progress_shows_rounds_accuracy_and_time_left(terminal: bool) -> None:
 
 def test_time_left_counts_this_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("pfedgate.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pfedgate.runs.progress.time.monotonic", lambda: now[0])
     pace = Pace()
     pace.start(10, 20)
     assert pace.left() is None

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedgate import algorithms, schema, toml
-from pfedgate.catalogue import FIXED, SECTIONS, options_of
-from pfedgate.config import RecipeError, resolve, settings
-from pfedgate.roster import Options
-from pfedgate.schedule import Schedule
-from pfedgate.types import Optim
+from pfedgate import algorithms
+from pfedgate.config import options as schema
+from pfedgate.config import toml
+from pfedgate.config.catalogue import FIXED, SECTIONS, options_of
+from pfedgate.config.recipe import RecipeError, resolve, settings
+from pfedgate.core.schedule import Schedule
+from pfedgate.core.types import Optim
+from pfedgate.engine.roster import Options
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 
@@ -170,7 +172,7 @@ def test_what_is_written_as_toml_reads_back(value: Any) -> None:
 
 
 def test_comments_beside_and_above_fields_are_read() -> None:
-    from pfedgate.gating.gate_config import GateConfig
+    from pfedgate.gating.gate.config import GateConfig
 
     assert schema.comments(GateConfig)["weight_range"].startswith("r above: M stays in")
     assert schema.comments(Optim)["clip"] == "L2 norm of the gradient, for every method alike"

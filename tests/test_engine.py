@@ -15,14 +15,15 @@ from tests.laws.world import Norms, federation, task
 
 from pfedgate import algorithms
 from pfedgate.algorithms.fedavg import FedAvg
-from pfedgate.engine import Cards, ClientError, Options, run
-from pfedgate.local import fit, initial, module
-from pfedgate.roster import Roster
-from pfedgate.schedule import Schedule
-from pfedgate.serve import Endpoint
-from pfedgate.store import MemoryStore
-from pfedgate.tensors import digest, equal
-from pfedgate.types import Card, Local, Optim, Round, State, Update
+from pfedgate.core.modules import initial, module
+from pfedgate.core.schedule import Schedule
+from pfedgate.core.state import digest, equal
+from pfedgate.core.types import Card, Local, Optim, Round, State, Update
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.roster import Roster
+from pfedgate.engine.server import Cards, ClientError, Options, run
+from pfedgate.engine.store import MemoryStore
+from pfedgate.training.fit import fit
 
 PLAIN = Optim(lr=0.1, momentum=0, weight_decay=0, clip=None)
 QUIET = Options(rounds=1, evaluate_every=0, novel=False, stack=0)

@@ -13,12 +13,12 @@ import pytest
 from tests.laws.world import federation, task
 
 from pfedgate.algorithms.fedavg import FedAvg
-from pfedgate.engine import ClientError, Options, run
-from pfedgate.exchange.processes import Processes
-from pfedgate.roster import Roster
-from pfedgate.store import MemoryStore, TemporaryStore
-from pfedgate.tensors import equal
-from pfedgate.types import CPU, Card, Local, Round, State, Update
+from pfedgate.core.state import equal
+from pfedgate.core.types import CPU, Card, Local, Round, State, Update
+from pfedgate.engine.processes import Processes
+from pfedgate.engine.roster import Roster
+from pfedgate.engine.server import ClientError, Options, run
+from pfedgate.engine.store import MemoryStore, TemporaryStore
 
 OPTIONS = Options(rounds=1, evaluate_every=0, novel=False, stack=0)
 

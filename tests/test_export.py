@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 import pfedgate
-from pfedgate import Budget, export, runfolder
+from pfedgate import Budget, export
 from pfedgate.cli import app
+from pfedgate.runs import folder as runfolder
 
 RECIPE = {
     "data": {"name": "digits", "clients": 4},

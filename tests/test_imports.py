@@ -15,25 +15,25 @@ import pfedgate
 
 ROOT = Path(pfedgate.__file__).parent
 
-# A module may import those on lower layers, and its own layer where that is a package of its own.
-LAYERS = [
-    {"types"},
-    {"tensors"},
-    {"local"},
-    {"algorithm"},
+# A room may import those on lower floors. Rooms of one floor do not know each other.
+FLOORS = [
+    {"core"},
+    {"gating", "data", "models"},
+    {"training"},
     {"algorithms"},
     {"engine"},
-    {"exchange", "deploy"},
-    {"report"},
-    {"studies"},  # its pages and figures are painted by the report
-    {"cli"},
+    {"config"},
+    {"runs"},
+    {"experiment", "theory"},
+    {"deploy", "report", "export"},
+    {"studies", "tune"},
+    {"cli", "demo"},
 ]
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+RANK = {name: rank for rank, names in enumerate(FLOORS) for name in names}
 
-# What `gating` may use beside the standard library and itself. Of this package only `names`, which words error
-# messages, knows nothing of federated learning and imports nothing but the standard library (checked below).
+# What `gating` may use beside the standard library and itself: it knows nothing of federated learning.
 GATING = {"torch", "numpy", "ortools"}
-SHARED = {"names"}
+SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
     "flwr", "datasets", "pyarrow", "PIL", "optuna", "tomlkit", "wandb", "mlflow", "tensorboard", "onnx",
@@ -77,7 +77,7 @@ def typing_only(tree: ast.Module) -> set[int]:
 
 
 def part_of(module: str) -> str:
-    """`pfedgate.gating.blocks` -> `gating`; the package itself -> ''."""
+    """`pfedgate.gating.splitters` -> `gating`; the package itself -> ''."""
     return ".".join(module.split(".")[1:2])
 
 
@@ -86,13 +86,15 @@ def violations(path: Path, source: str) -> list[str]:
     own = part_of(module)
     wrong = []
     for name, line in imports(tree, module, path.name == "__init__.py"):
-        target = part_of(name) if name.split(".")[0] == "pfedgate" else None
+        ours = name.split(".")[0] == "pfedgate"
+        target = part_of(name) if ours else None
         where = f"{module}:{line} imports {name}"
         if own == "gating":
-            allowed = target in {"gating"} | SHARED
-            outside = target is None and name.split(".")[0] not in GATING | sys.stdlib_module_names
-            if outside or (target is not None and not allowed):
-                wrong.append(f"{where}: gating may use only {sorted(GATING | SHARED)}")
+            shared = any(name == room or name.startswith(f"{room}.") for room in SHARED - {"pfedgate.core"})
+            if ours and target != own and not shared:
+                wrong.append(f"{where}: of this package gating may use pfedgate.core.errors only")
+            elif not ours and name.split(".")[0] not in GATING | sys.stdlib_module_names:
+                wrong.append(f"{where}: gating may use only {sorted(GATING)}")
         elif own in RANK and target in RANK and own != target and RANK[target] >= RANK[own]:
             wrong.append(f"{where}: {target} is not below {own}")
     return sorted(set(wrong))
@@ -103,61 +105,30 @@ def test_imports_point_downwards(path: Path) -> None:
     assert not violations(path, path.read_text(encoding="utf-8"))
 
 
-def reached(part: str, direct: dict[str, set[str]]) -> set[str]:
-    """The ranked parts that `part` comes to through any number of parts without a rank."""
-    found: set[str] = set()
-    seen, ahead = {part}, [part]
-    while ahead:
-        for target in direct.get(ahead.pop(), set()) - seen:
-            seen.add(target)
-            if target in RANK:
-                found.add(target)
-            else:
-                ahead.append(target)
-    return found
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.relative_to(ROOT).with_suffix("").parts[0] for path in sources()} - {"__init__", "__main__"}
+    assert rooms == set(RANK)
 
 
-def test_modules_without_a_rank_are_no_way_round() -> None:
-    """Every module beside the named ones (seeds, schedule, …) may be used anywhere, but smuggles nothing upwards."""
-    direct: dict[str, set[str]] = {}
-    for path in sources():
-        module, tree = module_of(path), ast.parse(path.read_text(encoding="utf-8"))
-        skipped = typing_only(tree)
-        targets = {
-            part_of(name)
-            for name, line in imports(tree, module, path.name == "__init__.py")
-            if name.startswith("pfedgate.") and line not in skipped
-        }
-        direct.setdefault(part_of(module), set()).update(targets - {""})
-    wrong = {
-        f"{part} reaches {target}" for part in RANK for target in reached(part, direct) if RANK[target] > RANK[part]
-    }
-    assert not wrong
-
-
-def test_the_way_round_is_seen() -> None:
-    assert reached("types", {"types": {"seeds"}, "seeds": {"store"}, "store": {"engine"}}) == {"engine"}
-
-
-@pytest.mark.parametrize("name", sorted(SHARED))
-def test_what_gating_shares_needs_only_the_standard_library(name: str) -> None:
-    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
-    used = {target.split(".")[0] for target, _ in imports(tree, f"pfedgate.{name}", False)}
+def test_errors_need_only_the_standard_library() -> None:
+    tree = ast.parse((ROOT / "core" / "errors.py").read_text(encoding="utf-8"))
+    used = {target.split(".")[0] for target, _ in imports(tree, "pfedgate.core.errors", False)}
     assert used <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("types.py", "from pfedgate.engine import run"),
-        ("types.py", "from . import engine"),
-        ("algorithms/fedavg.py", "from ..engine import run"),
-        ("exchange/inprocess.py", "import pfedgate.deploy.flower"),
-        ("engine.py", "def f():\n    from pfedgate import report"),
-        ("gating/gate.py", "from pfedgate.types import State"),
-        ("gating/gate.py", "import scipy"),
-        ("gating/gate.py", "from pfedgate import gate"),
-        ("gating/__init__.py", "from ..local import fit"),
+        ("core/types.py", "from pfedgate.engine.server import run"),
+        ("core/types.py", "from .. import engine"),
+        ("algorithms/fedavg.py", "from ..engine.server import run"),
+        ("engine/inprocess.py", "import pfedgate.deploy.flower"),
+        ("engine/server.py", "def f():\n    from pfedgate import report"),
+        ("data/pool.py", "from pfedgate.models import build"),
+        ("gating/gate/network.py", "from pfedgate.core.types import State"),
+        ("gating/gate/network.py", "import scipy"),
+        ("gating/gate/network.py", "from pfedgate import gate"),
+        ("gating/__init__.py", "from ..training.fit import fit"),
     ],
 )
 def test_the_check_sees_a_wrong_arrow(file: str, source: str) -> None:
@@ -167,10 +138,10 @@ def test_the_check_sees_a_wrong_arrow(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("cli.py", "from pfedgate import engine, report"),
-        ("gating/gate.py", "from . import norm\nfrom ortools.algorithms import x\nimport math"),
-        ("gating/__init__.py", "from pfedgate.gating import blocks\nfrom pfedgate.names import unknown"),
-        ("algorithms/__init__.py", "from .fedavg import FedAvg\nfrom pfedgate.gating import gated"),
+        ("cli/base.py", "from pfedgate import engine, report"),
+        ("gating/gate/network.py", "from . import norms\nfrom ortools.algorithms import x\nimport math"),
+        ("gating/__init__.py", "from pfedgate.gating import splitters\nfrom pfedgate.core.errors import unknown"),
+        ("algorithms/__init__.py", "from .fedavg import FedAvg\nfrom pfedgate.gating import wrap"),
     ],
 )
 def test_the_check_accepts_right_arrows(file: str, source: str) -> None:

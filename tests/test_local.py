@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from pfedgate.local import Batch, Workspace, evaluate, fit, initial, loop, module
+from pfedgate.core.modules import initial, module
+from pfedgate.core.seeds import orders
+from pfedgate.core.state import digest, equal
+from pfedgate.core.types import Card, Local, Optim, Round, State, Task
 from pfedgate.models import build, example, names
-from pfedgate.optim import Stepper
-from pfedgate.seeds import orders
-from pfedgate.tensors import digest, equal
-from pfedgate.types import Card, Local, Optim, Round, State, Task
-from pfedgate.workspace import flops_per_sample
+from pfedgate.training.fit import Batch, Workspace, evaluate, fit, loop
+from pfedgate.training.steppers import Stepper
+from pfedgate.training.workspace import flops_per_sample
 
 MLP = partial(build, "mlp", (5,), 3, hidden=(7,))
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from pfedgate import measure
+from pfedgate.core import measure
 
 
 def test_what_a_call_frees_of_others_makes_its_peak_no_smaller() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pfedgate import algorithms
-from pfedgate.methods import COLUMNS, Cost, Method, markdown, measured, methods, rows
+from pfedgate.config.methods import COLUMNS, Cost, Method, markdown, measured, methods, rows
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
 EVERY = methods(measure=False)
@@ -47,7 +47,7 @@ def test_all_algorithms_are_listed() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """To write it anew: python -m pfedgate.methods docs/algorithms.md"""
+    """To write it anew: python -m pfedgate.config.methods docs/algorithms.md"""
     page = told(PAGE.read_text(encoding="utf-8"))
     assert page == told(markdown(EVERY))
     assert len(page) > 4 * len(EVERY)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from pfedgate.local import Score
-from pfedgate.metrics import best_round, rounds_to, summarise
-from pfedgate.serve import Scored
+from pfedgate.engine.endpoint import Scored
+from pfedgate.engine.metrics import best_round, rounds_to, summarise
+from pfedgate.training.fit import Score
 
 
 def scored(accuracies: list[float], sizes: list[int]) -> list[Scored]:

@@ -17,13 +17,14 @@ import pytest
 import torch
 from tests.laws.world import federation, private_states, task
 
-from pfedgate import algorithms, checkpoint, store
-from pfedgate.checkpoint import FolderBusy, RunFolder, alone
-from pfedgate.engine import Options, run
-from pfedgate.exchange.processes import Processes
-from pfedgate.schedule import Schedule
-from pfedgate.tensors import digest
-from pfedgate.types import Optim
+from pfedgate import algorithms
+from pfedgate.core.schedule import Schedule
+from pfedgate.core.state import digest
+from pfedgate.core.types import Optim
+from pfedgate.engine import checkpoint, store
+from pfedgate.engine.checkpoint import FolderBusy, RunFolder, alone
+from pfedgate.engine.processes import Processes
+from pfedgate.engine.server import Options, run
 
 FORK = multiprocessing.get_context("fork")
 FILES = ("metrics.jsonl", "participation.jsonl", "clients.csv")

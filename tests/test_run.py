@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from pfedgate import data, experiment, runfolder
-from pfedgate.config import RecipeError, resolve
-from pfedgate.environment import environment, other_bits
+from pfedgate import data, experiment
+from pfedgate.config.recipe import RecipeError, resolve
 from pfedgate.experiment import plan, recipe_of, resume, run
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.environment import environment, other_bits
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "clients": 5},

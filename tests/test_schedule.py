@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pfedgate.schedule import Schedule
+from pfedgate.core.schedule import Schedule
 
 
 def test_constant() -> None:

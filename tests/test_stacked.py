@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.test_local import MLP, Noisy, Samples
 
-from pfedgate.local import fit, initial
+from pfedgate.core.modules import initial
+from pfedgate.core.types import Card, Local, Optim, Round, Task
 from pfedgate.models import build
-from pfedgate.stacked import fit_many, group_size, stackable
-from pfedgate.types import Card, Local, Optim, Round, Task
+from pfedgate.training.fit import fit
+from pfedgate.training.stacked import fit_many, group_size, stackable
 
 
 def clients(sizes: list[int], index: int = 1) -> list[Local]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pfedgate.store import DiskStore, MemoryStore, Store, TemporaryStore
-from pfedgate.tensors import equal
-from pfedgate.types import State
+from pfedgate.core.state import equal
+from pfedgate.core.types import State
+from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
 
 
 def state(value: float) -> State:

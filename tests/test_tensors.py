@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedgate.tensors import (
+from pfedgate.core.state import (  # fmt: skip
     clone,
     digest,
     equal,
@@ -19,8 +19,8 @@ from pfedgate.tensors import (
     under,
     unflat,
     weighted_mean,
-)  # fmt: skip
-from pfedgate.types import Card, State, Update
+)
+from pfedgate.core.types import Card, State, Update
 
 
 def sent(*pairs: tuple[State, float]) -> list[tuple[Card, Update]]:

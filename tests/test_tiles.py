@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedgate.tensors import weighted_mean
-from pfedgate.tiles import Tiles, cap_upload, fault_in_tiles, merge_tiles, pack_tiles, unpack_tiles
-from pfedgate.types import Card, State, Update
+from pfedgate.algorithms.pfedgate.tiles import Tiles, cap_upload, fault_in_tiles, merge_tiles, pack_tiles, unpack_tiles
+from pfedgate.core.state import weighted_mean
+from pfedgate.core.types import Card, State, Update
 
 OWNER = torch.tensor([2, 0, 0, 1, 2, 1, 1, 3])
 TILES = Tiles.of(OWNER)

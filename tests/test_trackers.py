@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pfedgate import experiment, runfolder, trackers
+from pfedgate import experiment
 from pfedgate.cli import app
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs import trackers
 
 SMALL: dict[str, Any] = {"data": {"name": "digits", "clients": 4, "samples": 200}, "algorithm": {"name": "fedavg"}}
 RECIPE = experiment.recipe_of(SMALL, {"train": {"rounds": 2}, "evaluate": {"every": 2}, "run": {"workers": 1}})

@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import pfedgate
-from pfedgate import config, experiment, toml
+from pfedgate import experiment
 from pfedgate.cli import app
-from pfedgate.config import RecipeError, resolve
+from pfedgate.config import recipe as config
+from pfedgate.config import toml
+from pfedgate.config.recipe import RecipeError, resolve
 from pfedgate.data import from_arrays
 from pfedgate.tune import Plan, Search, choices, tune, with_tuned
 from pfedgate.tune.search import base
@@ -360,7 +362,7 @@ def test_the_command_tunes_all_methods_of_a_recipe(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_kill_9_loses_and_repeats_no_finished_trial(tmp_path: Path) -> None:
     write_recipe(tmp_path)
-    run = [sys.executable, "-m", "pfedgate.cli", *command(tmp_path, "--workers", "2", "--no-prune")]
+    run = [sys.executable, "-m", "pfedgate", *command(tmp_path, "--workers", "2", "--no-prune")]
     env = {**os.environ, "PYTHONPATH": str(Path(pfedgate.__file__).parent.parent)}
     process = subprocess.Popen(run, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     log = tmp_path / "out/ditto/trials.jsonl"

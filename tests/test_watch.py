@@ -14,8 +14,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pfedgate import experiment, runfolder, watch
+from pfedgate import experiment
 from pfedgate.cli import app
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs import watch
 
 
 def started(folder: Path, rounds: int) -> Path:

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfedgate import wire
-from pfedgate.tensors import equal
-from pfedgate.types import State, Update
-from pfedgate.wire import WireError, decode, encode
+from pfedgate.core.state import equal
+from pfedgate.core.types import State, Update
+from pfedgate.engine import wire
+from pfedgate.engine.wire import WireError, decode, encode
 
 STATES: list[State] = [
     {"w": torch.randn(3, 4), "b": torch.tensor(2.5), "n": torch.tensor(7)},

@@ -6,12 +6,12 @@ pfedgate.run("recipes/digits.toml")           a federated run from a recipe; the
 """
 
 from pfedgate.experiment import resume, run
-from pfedgate.gating.blocks import Block, Piece
-from pfedgate.gating.budget import Budget, InfeasibleBudget
-from pfedgate.gating.compact import CannotCompact, compact
-from pfedgate.gating.gate_config import GateConfig
-from pfedgate.gating.gated import GatedModel, Selection, gate
-from pfedgate.gating.optim import LiveOptimizer
+from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.optimizer import LiveOptimizer
+from pfedgate.gating.selection.budget import Budget, InfeasibleBudget
+from pfedgate.gating.slicing.compact import CannotCompact, compact
+from pfedgate.gating.splitters import Block, Piece
+from pfedgate.gating.wrap import GatedModel, Selection, gate
 
 __version__ = "0.1.0"
 

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pfedgate
 from pfedgate import models
-from pfedgate.seeds import generator, seeded
+from pfedgate.core.seeds import generator, seeded
 
 BUDGETS = (1.0, 0.5, 0.3)
 LR, MOMENTUM = 0.02, 0.9  # the same for dense and gated

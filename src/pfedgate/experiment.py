@@ -18,17 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedgate import algorithms, catalogue, engine, models, runfolder
-from pfedgate.algorithm import Algorithm
-from pfedgate.config import GIVEN, Recipe, RecipeError, resolve
-from pfedgate.engine import Callback, Options, Result, choose_device
-from pfedgate.exchange.processes import Processes
-from pfedgate.gates import Recorder
-from pfedgate.seeds import generator
-from pfedgate.serve import Endpoint
-from pfedgate.types import Federation, Task
-from pfedgate.workers import cores
-from pfedgate.workspace import flops_per_sample
+from pfedgate import algorithms, models
+from pfedgate.config import catalogue
+from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.seeds import generator
+from pfedgate.core.types import Federation, Task
+from pfedgate.engine import server as engine
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.processes import Processes
+from pfedgate.engine.server import Callback, Options, Result, choose_device
+from pfedgate.engine.workers import cores
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.gates import Recorder
+from pfedgate.training.workspace import flops_per_sample
 
 __all__ = ["Plan", "plan", "recipe_of", "resume", "run"]
 
@@ -40,7 +43,7 @@ SMALLEST_IMAGE = 16  # pixels a side that two convolutions of 5×5 and their poo
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe made real: data loaded, task and algorithm built. `pfedgate.engine.run` takes these."""
+    """A recipe made real: data loaded, task and algorithm built. `pfedgate.engine.server.run` takes these."""
 
     recipe: Recipe
     algorithm: Algorithm

@@ -21,16 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfedgate import experiment, runfolder
+from pfedgate import experiment
+from pfedgate.algorithms.pfedgate.personal import Personal
+from pfedgate.core.errors import unknown
+from pfedgate.core.types import Budget, Card, Local, Part, Round, Task
 from pfedgate.data.federation import Ids
-from pfedgate.gates import has_gates
-from pfedgate.gating.compact import compact
-from pfedgate.local import Score, evaluate
-from pfedgate.names import unknown
-from pfedgate.personal import Personal
-from pfedgate.roster import Roster
-from pfedgate.serve import Endpoint
-from pfedgate.types import Budget, Card, Local, Part, Round, Task
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.roster import Roster
+from pfedgate.gating.slicing.compact import compact
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.gates import has_gates
+from pfedgate.training.fit import Score, evaluate
 
 FORMATS = ("pt2", "onnx", "pt")
 FEW = 30  # clients whose names fit into a message

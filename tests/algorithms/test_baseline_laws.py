@@ -24,9 +24,9 @@ from tests.algorithms.toys import (
 from torch import Tensor
 
 from pfedgate import algorithms
-from pfedgate.engine import Result
-from pfedgate.tensors import clone, digest, equal
-from pfedgate.types import Part, Round, State
+from pfedgate.core.state import clone, digest, equal
+from pfedgate.core.types import Part, Round, State
+from pfedgate.engine.server import Result
 
 BASELINES = (
     "fedprox", "pfedme", "mean_reg_mtl", "lg_fedavg", "ditto", "fedrep", "fedper", "fedbn", "apfl", "knn_per",

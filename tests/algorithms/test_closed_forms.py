@@ -11,9 +11,9 @@ from tests.algorithms.toys import CENTRES, MEAN, WEIGHTS, Point, Rows, Toy, buil
 from torch import Tensor
 
 from pfedgate.algorithms.per_fedavg import PerFedAvg
-from pfedgate.local import Batch, workspace
-from pfedgate.tensors import inside
-from pfedgate.types import CPU, Round, State, Task
+from pfedgate.core.state import inside
+from pfedgate.core.types import CPU, Round, State, Task
+from pfedgate.training.fit import Batch, workspace
 
 
 def personal(result: Any, prefix: str) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 from tests.algorithms.toys import build, run
 
 from pfedgate import data, models
-from pfedgate.types import Optim, Task
+from pfedgate.core.types import Optim, Task
 
 FEDERATION = data.conflicting(clients=6, samples_per_client=60, novel=0.0)
 TASK = Task(partial(models.build, "mlp", (16,), 2, hidden=[16]), optim=Optim(lr=0.1), batch=12)

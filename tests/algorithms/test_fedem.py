@@ -11,11 +11,12 @@ from tests.algorithms.toys import build, clusters, dropout_mlp, first, local, pl
 
 from pfedgate import data, models
 from pfedgate.algorithms.fedem import FedEM, Mixture, responsibilities
-from pfedgate.local import fit, module
-from pfedgate.scan import forward_flops
-from pfedgate.tensors import equal, inside, under
-from pfedgate.types import Optim, Round, State, Task
-from pfedgate.wire import packed_size
+from pfedgate.core.modules import module
+from pfedgate.core.state import equal, inside, under
+from pfedgate.core.types import Optim, Round, State, Task
+from pfedgate.engine.wire import packed_size
+from pfedgate.training.fit import fit
+from pfedgate.training.scan import forward_flops
 
 
 @pytest.mark.parametrize("persist", [False, True])

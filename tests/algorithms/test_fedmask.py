@@ -12,11 +12,21 @@ from tests.algorithms.toys import build, clusters, first, local, plain_mlp, run,
 
 from pfedgate import data, models
 from pfedgate.algorithms.fedmask import KNOWN, MEAN, FedMask
-from pfedgate.local import initial, loop, module
-from pfedgate.masks import BITS, KEPT, covered, learn, mean_of_bits, pack_bits, pack_mask, unpack_bits
-from pfedgate.tensors import equal, flat, inside, pick, split
-from pfedgate.types import Card, Optim, Round, State, Task, Update
-from pfedgate.wire import packed_size
+from pfedgate.algorithms.fedmask.masks import (
+    BITS,
+    KEPT,
+    covered,
+    learn,
+    mean_of_bits,
+    pack_bits,
+    pack_mask,
+    unpack_bits,
+)
+from pfedgate.core.modules import initial, module
+from pfedgate.core.state import equal, flat, inside, pick, split
+from pfedgate.core.types import Card, Optim, Round, State, Task, Update
+from pfedgate.engine.wire import packed_size
+from pfedgate.training.fit import loop
 
 LAYERS = ("3", "5")  # two of the three of the small perceptron
 

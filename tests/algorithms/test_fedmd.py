@@ -14,11 +14,11 @@ from torch import nn
 from pfedgate import data
 from pfedgate import models as library
 from pfedgate.algorithms.fedmd import SCORES, SUBSET, FedMD
-from pfedgate.local import module
-from pfedgate.public import Public, WithHead, pretrained, public
-from pfedgate.scan import scan
-from pfedgate.tensors import equal, inside
-from pfedgate.types import Card, Optim, Round, State, Task, Update
+from pfedgate.algorithms.fedmd.public import Public, WithHead, pretrained, public
+from pfedgate.core.modules import module
+from pfedgate.core.state import equal, inside
+from pfedgate.core.types import Card, Optim, Round, State, Task, Update
+from pfedgate.training.scan import scan
 
 POOL = Public(torch.randn(40, 6, generator=torch.Generator().manual_seed(1)))
 

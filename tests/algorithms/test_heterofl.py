@@ -23,11 +23,11 @@ from tests.algorithms.toys import (
 
 from pfedgate import data, models
 from pfedgate.algorithms.heterofl import HeteroFL
-from pfedgate.local import module
-from pfedgate.narrow import INNER, Narrow, width_for
-from pfedgate.tensors import equal, under
-from pfedgate.types import Card, Optim, Round, State, Task, Update
-from pfedgate.wire import packed_size
+from pfedgate.algorithms.heterofl.narrow import INNER, Narrow, width_for
+from pfedgate.core.modules import module
+from pfedgate.core.state import equal, under
+from pfedgate.core.types import Card, Optim, Round, State, Task, Update
+from pfedgate.engine.wire import packed_size
 
 IMAGES = {"cnn_femnist": ((1, 28, 28), 62), "cnn_cifar10": ((3, 32, 32), 10), "cnn_cifar100": ((3, 32, 32), 100)}
 

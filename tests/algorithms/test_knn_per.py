@@ -10,8 +10,8 @@ from tests.algorithms.toys import CLASSES, FEATURES, Rows, Toy, build, clusters,
 from torch import Tensor, nn
 
 from pfedgate.algorithms.knn_per import LAMS, KNNPer, Neighbours
-from pfedgate.local import evaluate
-from pfedgate.types import State, Task
+from pfedgate.core.types import State, Task
+from pfedgate.training.fit import evaluate
 
 
 def knn(given: Task | None = None, **options: Any) -> KNNPer:

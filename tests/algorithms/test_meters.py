@@ -9,9 +9,10 @@ import pytest
 import torch
 from tests.algorithms.toys import Rows, Toy, build, first, local
 
-from pfedgate import measure, models
-from pfedgate.types import Local, Optim, Task
-from pfedgate.wire import packed_size, size
+from pfedgate import models
+from pfedgate.core import measure
+from pfedgate.core.types import Local, Optim, Task
+from pfedgate.engine.wire import packed_size, size
 
 
 def images() -> Local:

@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from pfedgate import algorithms, data, engine, models, parts, wire
+from pfedgate import algorithms, data, models
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms.pfedgate import PFedGate
-from pfedgate.local import initial
-from pfedgate.tensors import clone, equal, flat, inside, pick
-from pfedgate.tiles import BLOCKS
-from pfedgate.types import Card, Local, Optim, Round, Task
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS
+from pfedgate.core.modules import initial
+from pfedgate.core.state import clone, equal, flat, inside, pick
+from pfedgate.core.types import Card, Local, Optim, Round, Task
+from pfedgate.engine import server as engine
+from pfedgate.engine import wire
 
 FIRST, REST = ("conv1",), ("conv2", "fc1", "out")
 

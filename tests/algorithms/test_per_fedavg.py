@@ -25,9 +25,9 @@ from tests.algorithms.toys import (
 from torch import Tensor, nn
 
 from pfedgate.algorithms.per_fedavg import PerFedAvg, exact_product
-from pfedgate.local import Batch, workspace
-from pfedgate.tensors import digest, equal
-from pfedgate.types import CPU, Task, cross_entropy
+from pfedgate.core.state import digest, equal
+from pfedgate.core.types import CPU, Task, cross_entropy
+from pfedgate.training.fit import Batch, workspace
 
 
 def per_fedavg(given: Task, **options: Any) -> PerFedAvg:

@@ -13,14 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from pfedgate import algorithms, data, engine, measure, models
+from pfedgate import algorithms, data, models
 from pfedgate.algorithms.pfedgate import PFedGate
+from pfedgate.algorithms.pfedgate.personal import Setting, fresh_gate, log_frequencies, plan_tiles, workspace
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES
+from pfedgate.core import measure
+from pfedgate.core.state import flat, pick
+from pfedgate.core.types import CPU, Card, Local, Optim, Round, Task, Update
+from pfedgate.engine import server as engine
 from pfedgate.gating import timing
-from pfedgate.gating.gate_config import GateConfig
-from pfedgate.personal import Setting, fresh_gate, log_frequencies, plan_tiles, workspace
-from pfedgate.tensors import flat, pick
-from pfedgate.tiles import BLOCKS, VALUES
-from pfedgate.types import CPU, Card, Local, Optim, Round, Task, Update
+from pfedgate.gating.gate.config import GateConfig
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> No
 
 
 def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) -> None:
-    from pfedgate import wire
+    from pfedgate.engine import wire
 
     algorithm, one = make(task, shift=True), local(federation)
     got = algorithm.init_server(0)

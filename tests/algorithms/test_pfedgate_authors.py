@@ -10,10 +10,10 @@ import torch
 from tests.algorithms.toys import build, clusters, local, plain_mlp, run, task
 
 from pfedgate.algorithms.pfedgate import PFedGate
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS
+from pfedgate.core.state import flat, pick
+from pfedgate.core.types import Card, Local
 from pfedgate.gating.authors import NUMBERS, AuthorsModel
-from pfedgate.tensors import flat, pick
-from pfedgate.tiles import BLOCKS
-from pfedgate.types import Card, Local
 
 # The gate of a tiny model is larger than the paper's share of it; that is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:the gate has")

@@ -13,11 +13,12 @@ from torch.func import functional_call
 
 from pfedgate import data, models
 from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place
-from pfedgate.hyper import generate, new_hyper, pull_back
-from pfedgate.local import fit, loop, module
-from pfedgate.tensors import equal, flat, inside, shapes, unflat
-from pfedgate.types import Card, Optim, Round, State, Task, Update
-from pfedgate.wire import packed_size
+from pfedgate.algorithms.pfedhn.hyper import generate, new_hyper, pull_back
+from pfedgate.core.modules import module
+from pfedgate.core.state import equal, flat, inside, shapes, unflat
+from pfedgate.core.types import Card, Optim, Round, State, Task, Update
+from pfedgate.engine.wire import packed_size
+from pfedgate.training.fit import fit, loop
 
 
 def make(of: Task | None = None, **options: Any) -> PFedHN:

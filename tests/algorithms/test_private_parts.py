@@ -11,13 +11,13 @@ import torch
 from tests.algorithms.toys import build, clusters, first, local, models, normed_mlp, plain_mlp, run, small_cnn, task
 
 from pfedgate import models as library
-from pfedgate import parts
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms.lg_fedavg import SERVED
-from pfedgate.local import fit
-from pfedgate.parts import batch_norms, head, head_layer, layers, upper
-from pfedgate.tensors import digest, equal, inside, pick, split
-from pfedgate.types import Card, Round, Task
-from pfedgate.wire import packed_size
+from pfedgate.algorithms.private_parts import batch_norms, head, head_layer, layers, upper
+from pfedgate.core.state import digest, equal, inside, pick, split
+from pfedgate.core.types import Card, Round, Task
+from pfedgate.engine.wire import packed_size
+from pfedgate.training.fit import fit
 
 SPLIT = ("fedper", "fedrep", "lg_fedavg", "fedbn")
 BODY_AND_HEAD = ("fedper", "fedrep")

@@ -26,9 +26,9 @@ from tests.algorithms.toys import (
 )  # fmt: skip
 from torch import nn
 
-from pfedgate.parts import layers
-from pfedgate.tensors import equal
-from pfedgate.types import Round
+from pfedgate.algorithms.private_parts import layers
+from pfedgate.core.state import equal
+from pfedgate.core.types import Round
 
 EVERY = list(ALL_LAYERS)
 

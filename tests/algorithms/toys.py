@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedgate import algorithms, engine
-from pfedgate.algorithm import Algorithm
-from pfedgate.engine import Result
-from pfedgate.tensors import digest
-from pfedgate.types import Card, Federation, Local, Optim, Round, State, Task
+from pfedgate import algorithms
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.state import digest
+from pfedgate.core.types import Card, Federation, Local, Optim, Round, State, Task
+from pfedgate.engine import server as engine
+from pfedgate.engine.server import Result
 
 FEATURES, CLASSES = 6, 3
 PLAIN = Optim(lr=0.1, momentum=0.0, weight_decay=0.0, clip=None)

@@ -20,9 +20,9 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from tests.deploy.lies import changed
 
-from pfedgate import wire
+from pfedgate.core.types import Update
 from pfedgate.deploy.parcels import from_records, to_records
-from pfedgate.types import Update
+from pfedgate.engine import wire
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedgate.config import Recipe
-from pfedgate.deploy import flower, settings, state
+from pfedgate.config.recipe import Recipe
+from pfedgate.core.types import State
+from pfedgate.deploy import flower, settings
+from pfedgate.deploy import states as state
 from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.node import Node
 from pfedgate.deploy.parcels import Parcel, from_records, to_records
-from pfedgate.types import State
 
 Spoil = Callable[[int, Parcel, Parcel], list[Parcel]]  # (node, order, answer) -> what arrives
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedgate import toml
-from pfedgate.deploy import init, local
+from pfedgate.config import toml
+from pfedgate.deploy import local
+from pfedgate.deploy import template as init
 from pfedgate.deploy.local import LocalFleet
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +121,7 @@ def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
 
 def gates(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
     """Private states of a fleet whose nodes keep them in folder/node-0, …"""
-    from pfedgate.deploy import state
+    from pfedgate.deploy import states as state
 
     for at in range(nodes):
         for experiment in sorted((folder / f"node-{at}").glob("*")):

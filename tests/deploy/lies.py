@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from pfedgate import runfolder, wire
+from pfedgate.core.types import Update
 from pfedgate.deploy.node import Node
 from pfedgate.deploy.parcels import Parcel
-from pfedgate.types import Update
+from pfedgate.engine import wire
+from pfedgate.runs import folder as runfolder
 
 
 def changed(answer: Parcel, change: Any) -> Parcel:

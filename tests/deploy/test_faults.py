@@ -20,10 +20,10 @@ from tests.deploy.fakes import TABLES, FakeGrid, Spoil, deployed, private_states
 from tests.deploy.fleets import same
 from tests.deploy.lies import DENSE, GATED_LIES, changed
 
+from pfedgate.core.types import State
 from pfedgate.deploy.fleet import QuorumError
 from pfedgate.deploy.parcels import from_records
-from pfedgate.serve import POINTS
-from pfedgate.types import State
+from pfedgate.engine.endpoint import POINTS
 
 SPOILT = 12  # the node whose answers are spoilt
 

@@ -12,12 +12,13 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from tests.deploy.fakes import FakeGrid, Spoil, deployed, private_states
 from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
 
-from pfedgate import experiment, runfolder
+from pfedgate import experiment
+from pfedgate.core.types import State
 from pfedgate.deploy import certs
+from pfedgate.deploy.children import kill
 from pfedgate.deploy.local import LocalFleet
 from pfedgate.deploy.parcels import Parcel
-from pfedgate.deploy.processes import kill
-from pfedgate.types import State
+from pfedgate.runs import folder as runfolder
 
 pytestmark = pytest.mark.timeout(900)  # minutes on a busy machine, where other tests take seconds
 

@@ -14,9 +14,10 @@ from tests.deploy.fakes import Spoil, deployed, private_states
 from tests.deploy.fleets import SMALL, crooked, gates, lying, patience, processes, run, same, write_app
 from tests.deploy.lies import GATED_LIES, LATE
 
-from pfedgate import experiment, runfolder
+from pfedgate import experiment
 from pfedgate.deploy.local import LocalFleet
 from pfedgate.deploy.parcels import Parcel
+from pfedgate.runs import folder as runfolder
 
 pytestmark = pytest.mark.deploy
 GONE = "does not exist or has expired"  # the SuperLink's words for an answer to an order that is no longer open

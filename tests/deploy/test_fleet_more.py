@@ -14,10 +14,12 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 from benchmarks.wire import measure
 from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
 
-from pfedgate import experiment, runfolder, toml
+from pfedgate import experiment
+from pfedgate.config import toml
+from pfedgate.deploy.children import FleetError, kill
 from pfedgate.deploy.local import LocalFleet, once
-from pfedgate.deploy.processes import FleetError, kill
 from pfedgate.deploy.proxy import Proxy
+from pfedgate.runs import folder as runfolder
 
 pytestmark = pytest.mark.deploy
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pfedgate import config
-from pfedgate.deploy import FlowerMissing, init, need_flower, settings, state
+from pfedgate.config import recipe as config
+from pfedgate.config.options import RecipeError
+from pfedgate.deploy import FlowerMissing, need_flower, settings
+from pfedgate.deploy import states as state
+from pfedgate.deploy import template as init
+from pfedgate.deploy.children import FleetError, kill, lines, stop, sweep, tree
 from pfedgate.deploy.local import LocalFleet
 from pfedgate.deploy.parcels import ParcelError
-from pfedgate.deploy.processes import FleetError, kill, lines, stop, sweep, tree
 from pfedgate.deploy.roll import Roll, Told
-from pfedgate.schema import RecipeError
 
 GATE = {"gate": torch.arange(3.0)}
 NAME = "0123456789abcdef"

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import pfedgate
 from pfedgate import GatedModel
-from pfedgate.gating.gate import GateOutput
+from pfedgate.gating.gate.network import GateOutput
 
 
 def gated_pair(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedgate.gating.gate import Gate, GateConfig, GateOutput
+from pfedgate.gating.gate.network import Gate, GateConfig, GateOutput
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "flat": (10,),

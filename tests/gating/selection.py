@@ -11,7 +11,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from pfedgate.gating.budget import RESOURCES, CostModel, Group, Selector, Term
+from pfedgate.gating.selection.budget import RESOURCES, CostModel, Group, Selector, Term
 
 Floats = NDArray[np.float64]
 KINDS = ("random", "sigmoid", "skewed", "tied", "nearly equal", "equal")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pfedgate import Budget, InfeasibleBudget, gate
 from pfedgate.gating.authors import AUTHORS, NUMBERS, AuthorsModel, authors_gate, deviations, equal_blocks
-from pfedgate.gating.gate_config import GateConfig
+from pfedgate.gating.gate.config import GateConfig
 from pfedgate.models import build
 
 NETWORKS = {"cnn_cifar10": ((3, 32, 32), 10), "cnn_femnist": ((1, 28, 28), 62)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gating.selection import cifar10, cost_by_terms, femnist, plain, residual
 
-from pfedgate.gating.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
+from pfedgate.gating.selection.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
 
 
 def one(units: int = 10, first: int = 1, count: int = 3) -> CostModel:

@@ -16,8 +16,9 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 import pfedgate
-from pfedgate import CannotCompact, GatedModel, InfeasibleBudget, measure
-from pfedgate.gating.execute import Sliced
+from pfedgate import CannotCompact, GatedModel, InfeasibleBudget
+from pfedgate.core import measure
+from pfedgate.gating.slicing.execute import Sliced
 
 HEADS, CHANNELS = ("vit", "attention"), ("depthwise", "norms", "squeeze_excite", "one_dimension")
 
@@ -224,7 +225,7 @@ def test_a_place_that_cannot_be_recorded_is_named(monkeypatch: pytest.MonkeyPatc
 
     model, x = build("norms")
     gated = gated_pair(model, x, 0.5)[0].eval()
-    monkeypatch.setattr("pfedgate.gating.norm_layers._spread", fails)
+    monkeypatch.setattr("pfedgate.gating.slicing.rules.norm_layers._spread", fails)
     with pytest.raises(CannotCompact, match=r"^group cannot be made part of a plain module: no way"):
         pfedgate.compact(gated, x)
 
@@ -233,7 +234,7 @@ def test_a_wrong_module_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = build("prelu")
     gated = gated_pair(model, x, 0.5)[0].eval()
     forgets = {F.prelu: lambda x, weight: (nn.PReLU(weight.numel(), init=7.0), {})}
-    monkeypatch.setattr("pfedgate.gating.record.LAYERS", forgets)
+    monkeypatch.setattr("pfedgate.gating.slicing.record.LAYERS", forgets)
     with pytest.raises(CannotCompact, match="another result"):
         pfedgate.compact(gated, x)
 

@@ -63,7 +63,7 @@ def test_places_and_reasons(forward: Any, place: str, reason: str) -> None:
         1 + max(sliced.plan.costs.smallest()[r] / sliced.plan.costs.dense()[r] for r in sliced.plan.resources)
     )
     for gated in (sliced, masked):
-        gated.selector = pfedgate.gating.budget.Selector(gated.plan.costs, gated.plan.budget(share))
+        gated.selector = pfedgate.gating.selection.budget.Selector(gated.plan.costs, gated.plan.budget(share))
         gated.eval()
     check_same(sliced, masked, x.double(), out=1e-9, grad=1e-8)
     assert sliced.last is not None

@@ -12,8 +12,8 @@ from tests.gating.gates import BLOCKS, SHAPES, batch, make
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfedgate.gating.features import Reader, hashed
-from pfedgate.gating.gate import Gate, GateConfig
+from pfedgate.gating.gate.features import Reader, hashed
+from pfedgate.gating.gate.network import Gate, GateConfig
 
 
 @given(

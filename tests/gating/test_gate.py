@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.gating.gates import BLOCKS, CLASSES, SHAPES, batch, changed, loss, make
 from torch import Tensor
 
-from pfedgate.gating.gate import Gate, GateConfig
+from pfedgate.gating.gate.network import Gate, GateConfig
 
 
 def configs() -> st.SearchStrategy[GateConfig]:

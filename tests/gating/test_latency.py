@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.gating.selection import cifar10, importances
 
-from pfedgate.gating.budget import Budget, CostModel, Selector
 from pfedgate.gating.latency import profile
+from pfedgate.gating.selection.budget import Budget, CostModel, Selector
 
 
 def shares(costs: CostModel, kept: Sequence[int]) -> tuple[float, float]:

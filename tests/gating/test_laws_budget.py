@@ -17,8 +17,9 @@ from tests.gating.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
-from pfedgate import Block, Budget, GatedModel, InfeasibleBudget, Piece, measure, models
-from pfedgate.gating.budget import Selector
+from pfedgate import Block, Budget, GatedModel, InfeasibleBudget, Piece, models
+from pfedgate.core import measure
+from pfedgate.gating.selection.budget import Selector
 
 Floats = npt.NDArray[np.float64]
 COUNT = 40  # gates per budget: with six budgets on each of the cases below, two thousand

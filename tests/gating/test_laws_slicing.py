@@ -14,7 +14,8 @@ from tests.gating.compare import check_same, gated_pair, pretend
 from tests.gating.zoo import OURS, SMALL, build
 from torch import Tensor, nn
 
-from pfedgate import Budget, InfeasibleBudget, measure, models
+from pfedgate import Budget, InfeasibleBudget, models
+from pfedgate.core import measure
 
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1)
 # With norms over a batch of three, rounding alone moves gradients in single precision (a ReLU changes its side).

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pfedgate
-from pfedgate import GatedModel, measure, models
+from pfedgate import GatedModel, models
+from pfedgate.core import measure
 
 CLASSES = 62
 

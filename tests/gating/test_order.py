@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import pfedgate
-from pfedgate.gating.arithmetic import Pool, Same
-from pfedgate.gating.gate_config import GateConfig
+from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.slicing.rules.elementwise import Pool, Same
 
 X = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 

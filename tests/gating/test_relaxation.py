@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from tests.gating.selection import Floats, concatenated, independent, layer, plain, residual
 
-from pfedgate.gating.budget import Budget, CostModel, Group, Term
-from pfedgate.gating.dual import Dual, Known
-from pfedgate.gating.lagrange import Chain, Elimination, Quadratic, in_a_row, inner
-from pfedgate.gating.master import Master, Pool
-from pfedgate.gating.polish import Polish, steps
-from pfedgate.gating.problem import Problem
+from pfedgate.gating.selection.budget import Budget, CostModel, Group, Term
+from pfedgate.gating.selection.dual import Dual, Known
+from pfedgate.gating.selection.lagrange import Chain, Elimination, Quadratic, in_a_row, inner
+from pfedgate.gating.selection.master import Master, Pool
+from pfedgate.gating.selection.polish import Polish, steps
+from pfedgate.gating.selection.problem import Problem
 
 
 def chains(lengths: list[int], random: np.random.Generator) -> CostModel:

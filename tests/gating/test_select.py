@@ -26,7 +26,7 @@ from tests.gating.selection import (
 
 import pfedgate
 from pfedgate import models
-from pfedgate.gating.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
+from pfedgate.gating.selection.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
 
 RESNET_SIZES = [64 * w for w in range(9, 32)] + [w * w * 9 + 3 for w in (16, 23, 32, 45, 64, 77)]
 

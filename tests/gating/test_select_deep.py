@@ -17,7 +17,7 @@ from tests.gating.selection import (
     value,
 )
 
-from pfedgate.gating.budget import Budget, CostModel, Selector, Term
+from pfedgate.gating.selection.budget import Budget, CostModel, Selector, Term
 
 
 def deep_networks() -> dict[str, CostModel]:

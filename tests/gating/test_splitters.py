@@ -13,7 +13,7 @@ from torch import nn
 
 import pfedgate
 from pfedgate import Block, Budget, Piece
-from pfedgate.gating.blocks import cut
+from pfedgate.gating.splitters import cut
 
 SMALL = {"max_share": 9.0, "pool": 1}
 

@@ -24,13 +24,13 @@ from tests.laws.world import (
     same,
 )
 
-from pfedgate.engine import run
-from pfedgate.exchange.inprocess import InProcess
-from pfedgate.exchange.processes import Processes
-from pfedgate.serve import Endpoint
-from pfedgate.store import MemoryStore
-from pfedgate.tensors import digest
-from pfedgate.types import Card, Round, State
+from pfedgate.core.state import digest
+from pfedgate.core.types import Card, Round, State
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.inprocess import InProcess
+from pfedgate.engine.processes import Processes
+from pfedgate.engine.server import run
+from pfedgate.engine.store import MemoryStore
 
 # The networks here are so small that a gate is large beside them.
 pytestmark = pytest.mark.filterwarnings("ignore:the gate has")

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from pfedgate import algorithms
-from pfedgate.algorithm import Algorithm
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.state import digest
+from pfedgate.core.types import Optim, Task
 from pfedgate.data import from_arrays
 from pfedgate.data.federation import Federation
-from pfedgate.engine import Options, Result, run
+from pfedgate.engine.server import Options, Result, run
+from pfedgate.engine.store import DiskStore
 from pfedgate.models import build
-from pfedgate.store import DiskStore
-from pfedgate.tensors import digest
-from pfedgate.types import Optim, Task
 
 ALGORITHMS = algorithms.names()
 FEATURES, CLASSES = 8, 3

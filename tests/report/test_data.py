@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from tests.report.conftest import SMALL, cut
 
-from pfedgate import experiment, runfolder
+from pfedgate import experiment
 from pfedgate.report import gather, open_runs, tables
 from pfedgate.report.data import _matching, choose_baseline
+from pfedgate.runs import folder as runfolder
 
 
 def seeded(run: Path, to: Path, seed: int, accuracy: float | None = None) -> Path:
@@ -217,7 +218,7 @@ def test_without_the_data_a_report_is_still_made(runs: Path, monkeypatch: pytest
     def gone(*args: object, **options: object) -> None:
         raise FileNotFoundError("no such data here")
 
-    monkeypatch.setattr("pfedgate.catalogue.federation", gone)
+    monkeypatch.setattr("pfedgate.config.catalogue.federation", gone)
     content = gather(open_runs([runs / "pfedgate"]))
     gates = content["runs"][0]["gates"]
     assert content["partitions"] == []

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from tests.report.conftest import SMALL
 
-from pfedgate import experiment, gates, runfolder
+from pfedgate import experiment
 from pfedgate.report.gates import gates_of, partition_of, tree
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs import gates
 
 CLIENTS = {"budget": 0.5, "novel": 0.25}
 

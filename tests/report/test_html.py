@@ -76,8 +76,8 @@ def test_training_can_end_with_a_report(tmp_path: Path, monkeypatch: pytest.Monk
         assert name == "tensorboard"
         return events.append
 
-    monkeypatch.setattr("pfedgate.trackers.build", build)
-    monkeypatch.setattr("pfedgate.trackers.check", lambda names: None)
+    monkeypatch.setattr("pfedgate.runs.trackers.build", build)
+    monkeypatch.setattr("pfedgate.runs.trackers.check", lambda names: None)
     few = ["--set", "train.rounds=1", "--set", "data.clients=4", "--set", "data.samples=200", "--set", "run.workers=1"]
     args = [
         "compare",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pfedgate import report, runfolder
+from pfedgate import report
 from pfedgate.report.labels import describe, is_hash, labels_of
+from pfedgate.runs import folder as runfolder
 
 
 def cell(run: Path, folder: Path, name: str, **changes: str) -> Path:

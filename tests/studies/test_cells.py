@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pfedgate import runfolder
+from pfedgate.runs import folder as runfolder
 from pfedgate.studies import paper, rows, scales
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.declare import Number

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pfedgate.config import Recipe
-from pfedgate.metrics import Record
+from pfedgate.config.recipe import Recipe
+from pfedgate.engine.metrics import Record
 from pfedgate.studies import complexity, costs, measured, paper, scales
 from pfedgate.studies.schedule import Order
 

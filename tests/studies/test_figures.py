@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from pfedgate.runfolder import Run
+from pfedgate.runs.folder import Run
 from pfedgate.studies import figures, paper, pareto, rows
 from pfedgate.studies.declare import Number, Row, Study
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pfedgate import runfolder
-from pfedgate.runfolder import Run
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.folder import Run
 from pfedgate.studies import cells, page, paper, reproduce, scales, schedule
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.estimate import estimate

@@ -19,10 +19,11 @@ import pytest
 from typer.testing import CliRunner
 
 import pfedgate
-from pfedgate import jobs, runfolder
-from pfedgate.checkpoint import alone
 from pfedgate.cli import app
 from pfedgate.cli.layers import over
+from pfedgate.engine import jobs
+from pfedgate.engine.checkpoint import alone
+from pfedgate.runs import folder as runfolder
 from pfedgate.studies import cells, names, page, paper, reproduce, scales, schedule
 from pfedgate.studies.cells import there
 
@@ -228,7 +229,7 @@ def _only(method: str) -> Any:
 
 @pytest.mark.slow
 def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pfedgate.cli", "reproduce", "table9", "--out", str(tmp_path), "--workers", "2"]
+    command = [sys.executable, "-m", "pfedgate", "reproduce", "table9", "--out", str(tmp_path), "--workers", "2"]
     env = {**os.environ, "PYTHONPATH": str(Path(pfedgate.__file__).parent.parent)}
     quiet: Any = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet)

@@ -16,9 +16,9 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pfedgate.algorithm import Algorithm
-from pfedgate.names import unknown
-from pfedgate.types import Task
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import unknown
+from pfedgate.core.types import Task
 
 _REGISTRY: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=Algorithm)

@@ -20,16 +20,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedgate import parts
-from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.local import Batch, Workspace, fit, initial, module
-from pfedgate.names import unknown
-from pfedgate.optim import Stepper
-from pfedgate.seeds import seeded
-from pfedgate.tensors import inside, under
-from pfedgate.types import Card, Local, State, Task, Update
-from pfedgate.workspace import skeleton
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import unknown
+from pfedgate.core.modules import initial, module, skeleton
+from pfedgate.core.seeds import seeded
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, State, Task, Update
+from pfedgate.training.fit import Batch, Workspace, fit
+from pfedgate.training.steppers import Stepper
 
 UPDATES = ("round", "batch", "never")
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import fit
-from pfedgate.stacked import fit_many, stackable
-from pfedgate.types import Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.types import Local, State, Update
+from pfedgate.training.fit import fit
+from pfedgate.training.stacked import fit_many, stackable
 
 
 @register("fedavg")

@@ -13,9 +13,10 @@ from torch import nn
 
 from pfedgate.algorithms import register
 from pfedgate.algorithms.fedavg import FedAvg
-from pfedgate.local import fit, module
-from pfedgate.tensors import inside, under
-from pfedgate.types import Card, Local, State
+from pfedgate.core.modules import module
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, State
+from pfedgate.training.fit import fit
 
 
 @register("fedavg_ft")

@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedgate import parts
-from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.local import Batch, loop, module
-from pfedgate.tensors import pick, under
-from pfedgate.types import Card, Local, State, Update
-from pfedgate.workspace import persistent_buffers
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import module, persistent_buffers
+from pfedgate.core.state import pick, under
+from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.training.fit import Batch, loop
 
 
 @register("fedbn")

@@ -22,12 +22,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import fit, initial, module
-from pfedgate.scan import forward_flops, scan
-from pfedgate.tensors import inside, under
-from pfedgate.types import Card, Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import initial, module
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.training.fit import fit
+from pfedgate.training.scan import forward_flops, scan
 
 LEAST = 1e-12  # a share of exactly 0 could never grow again
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from pfedgate import parts
-from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.local import module
-from pfedgate.types import Card, Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import module
+from pfedgate.core.types import Card, Local, State, Update
 
 
 @register("fedper")

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import fit
-from pfedgate.types import Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.types import Local, State, Update
+from pfedgate.training.fit import fit
 
 
 @register("fedprox")

@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from pfedgate import parts
-from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.local import Fit, fit, module
-from pfedgate.tensors import inside, pick, under
-from pfedgate.types import Card, Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import module
+from pfedgate.core.state import inside, pick, under
+from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.training.fit import Fit, fit
 
 
 @register("fedrep")

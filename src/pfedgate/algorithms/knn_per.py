@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedgate import parts
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
 from pfedgate.algorithms.fedavg import FedAvg
-from pfedgate.local import Batch, loop, module
-from pfedgate.types import Card, Local, Part, State
+from pfedgate.core.modules import module
+from pfedgate.core.types import Card, Local, Part, State
+from pfedgate.training.fit import Batch, loop
 
 LAMS = tuple(round(0.1 * step, 1) for step in range(11))
 

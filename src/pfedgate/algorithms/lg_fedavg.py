@@ -23,13 +23,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from pfedgate import parts
-from pfedgate.algorithm import Algorithm
+from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.local import initial, module
-from pfedgate.seeds import key
-from pfedgate.tensors import split, weighted_mean
-from pfedgate.types import Card, Local, Round, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import initial, module
+from pfedgate.core.seeds import key
+from pfedgate.core.state import split, weighted_mean
+from pfedgate.core.types import Card, Local, Round, State, Update
 
 SERVED = "lg/served"  # fingerprints of the clients that have their lower part from the warm model
 

@@ -11,12 +11,13 @@ from typing import ClassVar
 
 from torch import nn
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import fit, initial, module
-from pfedgate.stacked import fit_many, stackable
-from pfedgate.tensors import inside, under
-from pfedgate.types import Card, Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import initial, module
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.training.fit import fit
+from pfedgate.training.stacked import fit_many, stackable
 
 
 @register("local_only")

@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import Fit, fit, initial, module
-from pfedgate.tensors import inside, under
-from pfedgate.types import Card, Local, State, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import initial, module
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.training.fit import Fit, fit
 
 
 @register("mean_reg_mtl")

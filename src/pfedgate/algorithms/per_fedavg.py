@@ -26,14 +26,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import Batch, Workspace, fit, module, read
-from pfedgate.names import unknown
-from pfedgate.optim import Stepper
-from pfedgate.parts import aside
-from pfedgate.tensors import inside, under
-from pfedgate.types import Card, Local, State, Update
+from pfedgate.algorithms.private_parts import aside
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import unknown
+from pfedgate.core.modules import module
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.training.fit import Batch, Workspace, fit, read
+from pfedgate.training.steppers import Stepper
 
 ORDERS = ("first", "hf", "exact")
 Quiet = Callable[[], AbstractContextManager[None]]

@@ -23,13 +23,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedgate.algorithm import Algorithm
 from pfedgate.algorithms import register
-from pfedgate.local import Batch, Fit, Workspace, fit, module
-from pfedgate.optim import Stepper
-from pfedgate.parts import everything, parameters
-from pfedgate.tensors import inside, pick, under, unflat, weighted_mean
-from pfedgate.types import Card, Local, Round, State, Update
+from pfedgate.algorithms.private_parts import everything, parameters
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import module
+from pfedgate.core.state import inside, pick, under, unflat, weighted_mean
+from pfedgate.core.types import Card, Local, Round, State, Update
+from pfedgate.training.fit import Batch, Fit, Workspace, fit
+from pfedgate.training.steppers import Stepper
 
 
 @register("pfedme")

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from pfedgate import config, experiment, runfolder, trackers
+from pfedgate import experiment
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
 from pfedgate.cli.layers import label, of_method, over
 from pfedgate.cli.outcome import learnt, table, where
-from pfedgate.config import Recipe, RecipeError
-from pfedgate.progress import Progress
-from pfedgate.runfolder import Run
+from pfedgate.config import recipe as config
+from pfedgate.config.recipe import Recipe, RecipeError
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs import trackers
+from pfedgate.runs.folder import Run
+from pfedgate.runs.progress import Progress
 
 RUNS = Path("runs")
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; by default a new one under runs/.")]

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pfedgate import catalogue, config
 from pfedgate import data as datasets
 from pfedgate.cli.base import DataDir, Debug, app, command, out
-from pfedgate.config import Recipe
+from pfedgate.config import catalogue
+from pfedgate.config import recipe as config
+from pfedgate.config.recipe import Recipe
 from pfedgate.data import show as showing
 from pfedgate.data.options import Options
 

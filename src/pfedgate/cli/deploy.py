@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from pfedgate import runfolder
 from pfedgate.cli.base import Debug, Settings, app, command, err, out
 from pfedgate.deploy import certs as keys
-from pfedgate.deploy import init as template
 from pfedgate.deploy import local as fleet
-from pfedgate.deploy import need_flower
+from pfedgate.deploy import need_flower, template
+from pfedgate.runs import folder as runfolder
 
 group = typer.Typer(help="Run recipes on many machines, over Flower.", no_args_is_help=True)
 app.add_typer(group, name="deploy")

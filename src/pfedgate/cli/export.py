@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pfedgate import measure
 from pfedgate.cli.base import Debug, app, command, err, out
+from pfedgate.core import measure
 from pfedgate.export import FORMATS, Client, client, format_of, parameters, save
-from pfedgate.progress import percent, scaled, size
+from pfedgate.runs.progress import percent, scaled, size
 
 
 @app.command()

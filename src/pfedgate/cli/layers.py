@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedgate import config, toml
-from pfedgate.config import Recipe
+from pfedgate.config import recipe as config
+from pfedgate.config import toml
+from pfedgate.config.recipe import Recipe
 
 
 def over(given: Sequence[str] | None, data_dir: Path | None) -> list[Mapping[str, Any]]:

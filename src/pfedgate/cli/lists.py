@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from pfedgate import algorithms as registry
-from pfedgate import methods, toml
 from pfedgate import models as networks
-from pfedgate.catalogue import options_of
 from pfedgate.cli.base import Debug, app, command, out
+from pfedgate.config import methods, toml
+from pfedgate.config.catalogue import options_of
 
 
 @app.command()

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pfedgate.progress import clock, percent, scaled, size
-from pfedgate.runfolder import Run
+from pfedgate.runs.folder import Run
+from pfedgate.runs.progress import clock, percent, scaled, size
 
 # What a terminal has room for, of the columns of a report.
 SHOWN = {

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pfedgate import runfolder
 from pfedgate.cli.base import Debug, app, command, out
+from pfedgate.runs import folder as runfolder
 
 
 @app.command()
@@ -45,7 +45,7 @@ def watch(
     debug: Debug = False,
 ) -> None:
     """Follow a run in the terminal; it may run anywhere, this only reads its folder. Ctrl-C leaves it running."""
-    from pfedgate.watch import follow, view
+    from pfedgate.runs.watch import follow, view
 
     if once:
         out().print(view(runfolder.load_all(folder)))

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
 from pfedgate.cli.layers import over
-from pfedgate.progress import Steps, size
+from pfedgate.runs.progress import Steps, size
 
 if TYPE_CHECKING:
     from pfedgate.studies import Cells, Order, Study
@@ -65,8 +65,8 @@ def reproduce(
     Cells (method, data, seed) are shared between studies, and what was interrupted goes on with the same command.
     """
     from pfedgate import studies
+    from pfedgate.engine.workers import cores
     from pfedgate.studies import Order, scales
-    from pfedgate.workers import cores
 
     if not names:
         out().print(_list())

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from pfedgate import toml
 from pfedgate import tune as tuning
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
 from pfedgate.cli.layers import label, of_method, over
-from pfedgate.config import Recipe, RecipeError
-from pfedgate.environment import environment
-from pfedgate.progress import Steps, clock, percent
-from pfedgate.store import write_atomically
+from pfedgate.config import toml
+from pfedgate.config.recipe import Recipe, RecipeError
+from pfedgate.engine.store import write_atomically
+from pfedgate.runs.environment import environment
+from pfedgate.runs.progress import Steps, clock, percent
 from pfedgate.tune.search import Search
 from pfedgate.tune.space import Axis, axis, checked
 from pfedgate.tune.trials import COMPLETE, PRUNED

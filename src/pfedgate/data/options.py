@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pfedgate.core.errors import unknown
 from pfedgate.data import partition as partitions
 from pfedgate.data.partition import Ints, Partition
 from pfedgate.data.seeds import generator
-from pfedgate.names import unknown
 
 PARTITIONS = ("dirichlet", "iid", "pathological", "pachinko", "owner")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedgate.core.errors import unknown
 from pfedgate.data import cache, sources
 from pfedgate.data.federation import Federation
 from pfedgate.data.options import Options, read, sample, share_out
@@ -15,7 +16,6 @@ from pfedgate.data.partition import Ints, Partition, by_owner
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
 from pfedgate.data.sources import Columns
 from pfedgate.data.split import assemble
-from pfedgate.names import unknown
 
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 # FedEM and pFedGate use the constants of CIFAR-10 for CIFAR-100 too, and those of MNIST for all characters.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pfedgate.config.sections import Deploy
 from pfedgate.deploy.collect import Collector
 from pfedgate.deploy.parcels import Parcel, ParcelError, from_records, to_records
 from pfedgate.deploy.roll import Roll, Told
-from pfedgate.sections import Deploy
 
 POLL = 0.5  # seconds between two looks for replies
 TEND = 5.0  # seconds between two looks for nodes that came back

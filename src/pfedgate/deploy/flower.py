@@ -6,7 +6,7 @@
 
 Run config (`flwr run . fleet -c '…'`): set = settings over the recipe; folder = where the server keeps metrics and
 checkpoints, and from where a new run goes on; state-dir = where nodes without a setting of their own keep private
-states. The server loop is `pfedgate.engine.run`, the algorithms are those of `pfedgate run`.
+states. The server loop is `pfedgate.engine.server.run`, the algorithms are those of `pfedgate run`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedgate import engine, experiment, runfolder
-from pfedgate.config import GIVEN, Named, Recipe
+from pfedgate import experiment
+from pfedgate.config.recipe import GIVEN, Named, Recipe
 from pfedgate.deploy import need_flower, settings
 from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.grid import GridExchange
 from pfedgate.deploy.node import Data, Node
 from pfedgate.deploy.parcels import from_records, to_records
 from pfedgate.deploy.roll import Roll, Told
-from pfedgate.engine import Result
-from pfedgate.metrics import Record
-from pfedgate.store import write_atomically
+from pfedgate.engine import server as engine
+from pfedgate.engine.metrics import Record
+from pfedgate.engine.server import Result
+from pfedgate.engine.store import write_atomically
+from pfedgate.runs import folder as runfolder
 
 JOURNAL = "deploy.json"
 log = logging.getLogger("flwr")

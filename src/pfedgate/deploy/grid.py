@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pfedgate import wire
-from pfedgate.algorithm import Algorithm
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.types import Card, Round, State
 from pfedgate.deploy.fleet import Answer, Fleet, QuorumError, parcel_of
 from pfedgate.deploy.parcels import Parcel, ParcelError
-from pfedgate.local import Score
-from pfedgate.serve import Reply, Scored
-from pfedgate.store import Store
-from pfedgate.types import Card, Round, State
+from pfedgate.engine import wire
+from pfedgate.engine.endpoint import Reply, Scored
+from pfedgate.engine.store import Store
+from pfedgate.training.fit import Score
 
 log = logging.getLogger("flwr")  # the log that `flwr run --stream` and `flwr log` show
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedgate import toml
-from pfedgate.deploy import FlowerMissing, certs, init, need_flower
-from pfedgate.deploy.processes import FleetError, Process, lines, stop, sweep
+from pfedgate.config import toml
+from pfedgate.deploy import FlowerMissing, certs, need_flower
+from pfedgate.deploy import template as init
+from pfedgate.deploy.children import FleetError, Process, lines, stop, sweep
 from pfedgate.deploy.proxy import Proxy
 
 HOST, NAME = "127.0.0.1", "fleet"

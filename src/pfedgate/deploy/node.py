@@ -21,16 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedgate import catalogue, experiment, wire
-from pfedgate.config import GIVEN, Named, Recipe
-from pfedgate.deploy import state
+from pfedgate import experiment
+from pfedgate.config import catalogue
+from pfedgate.config.recipe import GIVEN, Named, Recipe
+from pfedgate.config.toml import value
+from pfedgate.core.errors import unknown
+from pfedgate.core.types import Card, Federation, Part, Round
+from pfedgate.deploy import states as state
 from pfedgate.deploy.parcels import Parcel
 from pfedgate.deploy.roll import Told
-from pfedgate.engine import choose_device, one_thread
-from pfedgate.names import unknown
-from pfedgate.serve import Endpoint, Scored, serve
-from pfedgate.toml import value
-from pfedgate.types import Card, Federation, Part, Round
+from pfedgate.engine import wire
+from pfedgate.engine.endpoint import Endpoint, Scored, serve
+from pfedgate.engine.server import choose_device, one_thread
 
 KEYS = ("partition-id", "num-partitions", "data-dir", "budget", "novel", "state-dir")
 log = logging.getLogger("flwr")

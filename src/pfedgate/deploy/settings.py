@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedgate import config
-from pfedgate.config import Recipe
+from pfedgate.config import recipe as config
+from pfedgate.config.recipe import Recipe
 
 
 def read(source: str | Path | Mapping[str, Any], run_config: Mapping[str, Any] | None = None) -> Recipe:

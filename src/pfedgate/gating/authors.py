@@ -35,16 +35,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfedgate.names import unknown
-
-from .blocks import Block, Piece
-from .budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
-from .costs import Bools, Floats, Ints
-from .gate import GateOutput
-from .gate_config import GateConfig
-from .gated import GatedModel, Selection, gate
-from .optim import LiveOptimizer
-from .plan import BlockPlan
+from pfedgate.core.errors import unknown
+from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.gate.network import GateOutput
+from pfedgate.gating.optimizer import LiveOptimizer
+from pfedgate.gating.plan import BlockPlan
+from pfedgate.gating.selection.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
+from pfedgate.gating.selection.costs import Bools, Floats, Ints
+from pfedgate.gating.splitters import Block, Piece
+from pfedgate.gating.wrap import GatedModel, Selection, gate
 
 BLOCKS = 5  # B in the authors' scripts
 LEVELS = 10  # importances are rounded to tenths

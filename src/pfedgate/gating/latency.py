@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .costs import CostModel, Floats, Term
+from pfedgate.gating.selection.costs import CostModel, Floats, Term
 
 POINTS = 6  # kept shares from all to none
 
@@ -31,7 +31,7 @@ def profile(
     The coefficients are cached under `key`, which must name all that they depend on: device, threads, versions, batch
     size and model. `cache_dir` defaults to ``$PFEDGATE_CACHE`` or ``~/.cache/pfedgate/latency``.
 
-    >>> from pfedgate.gating.costs import Group
+    >>> from pfedgate.gating.selection.costs import Group
     >>> costs = CostModel((Group("hidden", 8, 2, 1, 6),), (Term("flops", 80.0, (0,)),))
     >>> folder = Path(tempfile.mkdtemp())
     >>> terms = profile(lambda kept: 2.0 + 0.5 * (2 + kept[0]), costs, "this laptop, one thread", folder)

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from .budget import Budget, Selector
-from .execute import Program, Sliced, cut, masked, part
-from .gate import Gate, GateOutput
-from .live import Live
-from .optim import LiveOptimizer
-from .plan import BlockPlan
-from .timing import latency_terms
+from pfedgate.gating.gate.network import Gate, GateOutput
+from pfedgate.gating.optimizer import LiveOptimizer
+from pfedgate.gating.plan import BlockPlan
+from pfedgate.gating.selection.budget import Budget, Selector
+from pfedgate.gating.slicing.execute import Program, Sliced, cut, masked, part
+from pfedgate.gating.slicing.live import Live
+from pfedgate.gating.timing import latency_terms
 
 _LARGE = 131072  # entries from which on a matrix product reads a copy faster than a part of a larger matrix
 _OF_A_PASS = frozenset({"last", "trained", "leaves", "earlier", "stepper", "_bound"})

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .blocks import Block, Split, axis_blocks
-from .budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
-from .layout import Parts, is_dense
-from .live import Bools, Ints, Live, constant
-from .plan_table import Row, plan_rows, plan_text
+from pfedgate.gating.plan_table import Row, plan_rows, plan_text
+from pfedgate.gating.selection.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
+from pfedgate.gating.slicing.axes import Parts, is_dense
+from pfedgate.gating.slicing.live import Bools, Ints, Live, constant
+from pfedgate.gating.splitters import Block, Split, axis_blocks
 
 GATE_SHARE = 0.02  # FLOPs of the gate that do not count against the budget, as a share of the dense model's
 _REMEMBERED = 256  # selections whose consequences are kept

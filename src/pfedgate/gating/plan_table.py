@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .layout import Parts
-    from .plan import BlockPlan
+    from pfedgate.gating.plan import BlockPlan
+    from pfedgate.gating.slicing.axes import Parts
 
 _HEAD = ("layer", "units", "blocks", "kept", "params", "FLOPs/sample", "act. bytes")
 

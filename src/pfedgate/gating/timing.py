@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .costs import Term
-from .execute import Program, Sliced, cut
-from .latency import profile
-from .live import Bools
+from pfedgate.gating.latency import profile
+from pfedgate.gating.selection.costs import Term
+from pfedgate.gating.slicing.execute import Program, Sliced, cut
+from pfedgate.gating.slicing.live import Bools
 
 if TYPE_CHECKING:
-    from .model import GatedModel
+    from pfedgate.gating.model import GatedModel
 
 REPEATS = 7
 

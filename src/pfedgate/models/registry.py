@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pfedgate.core.errors import unknown
 from pfedgate.models import cnn, mlp, resnet, text, vit
-from pfedgate.names import unknown
 
 Shape = tuple[int, ...]
 

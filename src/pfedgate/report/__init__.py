@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pfedgate.names import unknown
+from pfedgate.core.errors import unknown
 from pfedgate.report import html
 from pfedgate.report.data import gather, open_runs
 from pfedgate.report.style import FORMATS

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pfedgate.config import essence
+from pfedgate.config.recipe import essence
 from pfedgate.report import tables
 from pfedgate.report.gates import data_kind
 from pfedgate.report.labels import common, settings_of
-from pfedgate.runfolder import Run
+from pfedgate.runs.folder import Run
 
 Content = dict[str, Any]
 

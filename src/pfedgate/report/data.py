@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedgate import __version__, metrics, runfolder
-from pfedgate.names import unknown
+from pfedgate import __version__
+from pfedgate.core.errors import unknown
+from pfedgate.engine import metrics
 from pfedgate.report import tables
 from pfedgate.report.across import client_table, differences, seeds
 from pfedgate.report.gates import data_key, gates_of, partition_of
 from pfedgate.report.labels import folder_labels, labels_of
-from pfedgate.runfolder import Run
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.folder import Run
 
 # What charts show, and no more: of many rounds and clients a number that nobody sees is a megabyte.
 CURVES = ("accuracy", "bottom_decile", "loss")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate.names import unknown
+from pfedgate.core.errors import unknown
 from pfedgate.report.gate_figures import paint_blocks, paint_partition, paint_tree, paint_weights
 from pfedgate.report.style import (
     COLOURS,

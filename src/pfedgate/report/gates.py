@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate import algorithms, catalogue, experiment, gates
-from pfedgate.config import GIVEN, PLACES
-from pfedgate.gates import Seen
-from pfedgate.runfolder import Run
+from pfedgate import algorithms, experiment
+from pfedgate.config import catalogue
+from pfedgate.config.recipe import GIVEN, PLACES
+from pfedgate.runs import gates
+from pfedgate.runs.folder import Run
+from pfedgate.runs.gates import Seen
 
 Content = dict[str, Any]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from pfedgate.engine.store import write_atomically
 from pfedgate.report.smaller import STEPS, lean
-from pfedgate.store import write_atomically
 
 SCRIPTS = ("base.js", "shapes.js", "scores.js", "gates.js", "page.js")
 LARGEST = 3_000_000  # bytes

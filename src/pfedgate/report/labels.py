@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfedgate.runfolder import Run
+from pfedgate.runs.folder import Run
 
 # A part of a folder's name that is a checksum, as studies give them: eight or more hexadecimal digits.
 HASH = re.compile(r"(?:^|[-_.])(?=[a-f]*\d)[0-9a-f]{8,}(?=$|[-_.])")

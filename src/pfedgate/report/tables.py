@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pfedgate.progress import clock, scaled, size
+from pfedgate.runs.progress import clock, scaled, size
 
 
 def percent(value: float) -> str:

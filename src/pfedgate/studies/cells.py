@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import pfedgate
-from pfedgate import algorithms, catalogue, experiment, gates, jobs, metrics, runfolder, toml
-from pfedgate.catalogue import SECTIONS, options_of
-from pfedgate.checkpoint import FolderBusy
-from pfedgate.config import Recipe, Tables, essence, resolve
-from pfedgate.engine import one_thread
-from pfedgate.metrics import Record
-from pfedgate.roster import Roster
-from pfedgate.runfolder import Run
-from pfedgate.serve import Endpoint
-from pfedgate.store import MemoryStore, write_atomically
-from pfedgate.types import Round
+from pfedgate import algorithms, experiment
+from pfedgate.config import catalogue, toml
+from pfedgate.config.catalogue import SECTIONS, options_of
+from pfedgate.config.recipe import Recipe, Tables, essence, resolve
+from pfedgate.core.types import Round
+from pfedgate.engine import jobs, metrics
+from pfedgate.engine.checkpoint import FolderBusy
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.metrics import Record
+from pfedgate.engine.roster import Roster
+from pfedgate.engine.server import one_thread
+from pfedgate.engine.store import MemoryStore, write_atomically
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs import gates
+from pfedgate.runs.folder import Run
 
 # Parts of the package that no result depends on.
 SHOWING = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from pfedgate.metrics import Record
+from pfedgate.engine.metrics import Record
 from pfedgate.studies.declare import VALIDATION
 from pfedgate.studies.outcome import Outcomes
 

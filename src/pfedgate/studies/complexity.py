@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pfedgate.engine.metrics import Record
 from pfedgate.gating.model import GatedModel
-from pfedgate.metrics import Record
 
 Ratio = Callable[[Record], float]  # of a row's measured record
 

@@ -19,25 +19,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from pfedgate import experiment, measure
-from pfedgate.algorithm import Algorithm
-from pfedgate.config import Recipe
-from pfedgate.engine import one_thread
-from pfedgate.environment import environment
-from pfedgate.memory import steady
-from pfedgate.metrics import Record
-from pfedgate.roster import Roster
-from pfedgate.seeds import seeded
-from pfedgate.serve import Endpoint, Reply
-from pfedgate.store import MemoryStore, write_atomically
+from pfedgate import experiment
+from pfedgate.config.recipe import Recipe
+from pfedgate.core import measure
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.seeds import seeded
+from pfedgate.core.state import nbytes
+from pfedgate.core.types import Card, Round, State
+from pfedgate.engine.endpoint import Endpoint, Reply
+from pfedgate.engine.metrics import Record
+from pfedgate.engine.roster import Roster
+from pfedgate.engine.server import one_thread
+from pfedgate.engine.store import MemoryStore, write_atomically
+from pfedgate.runs.environment import environment
 from pfedgate.studies import complexity as formulas
 from pfedgate.studies import rows, scales
 from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.declare import Column, Row, Study
 from pfedgate.studies.scales import World
 from pfedgate.studies.schedule import Order
-from pfedgate.tensors import nbytes
-from pfedgate.types import Card, Round, State
+from pfedgate.training.memory import steady
 
 LATEST = "counted"  # what was added last to `Bench.told`: records without it are measured anew
 ROUNDS = 4  # the first ones may differ: a warm-up, something sent or made once

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pfedgate.progress import clock, scaled, size
 from pfedgate.report.tables import percent
+from pfedgate.runs.progress import clock, scaled, size
 
 Settings = Mapping[str, Any]  # by full name: {"train.lr": 0.1, "clients.budget": 0.5}
 Show = Callable[[float], str]

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from pfedgate import methods, models
-from pfedgate.config import Recipe
-from pfedgate.engine import choose_device, one_thread
-from pfedgate.seeds import seeded
+from pfedgate import models
+from pfedgate.config import methods
+from pfedgate.config.recipe import Recipe
+from pfedgate.core.seeds import seeded
+from pfedgate.engine.server import choose_device, one_thread
 from pfedgate.studies.cells import usable
 from pfedgate.studies.declare import Study
 from pfedgate.studies.outcome import Place

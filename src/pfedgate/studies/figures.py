@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate import gates
-from pfedgate.metrics import Record
+from pfedgate.engine.metrics import Record
 from pfedgate.report import gather
 from pfedgate.report.figures import COLOURS, COLUMN, FIGURES, PAGE, STYLE
-from pfedgate.runfolder import Run
+from pfedgate.runs import gates
+from pfedgate.runs.folder import Run
 from pfedgate.studies import pareto
 from pfedgate.studies.cells import look
 from pfedgate.studies.declare import ACC, Study

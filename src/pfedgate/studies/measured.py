@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pfedgate.metrics import Record
-from pfedgate.progress import scaled, size
+from pfedgate.engine.metrics import Record
+from pfedgate.runs.progress import scaled, size
 from pfedgate.studies import complexity
 
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pfedgate import runfolder
-from pfedgate.metrics import Record
-from pfedgate.runfolder import Run
+from pfedgate.engine.metrics import Record
+from pfedgate.runs import folder as runfolder
+from pfedgate.runs.folder import Run
 from pfedgate.studies.cells import Cell, code_of, look, seconds_of, there
 from pfedgate.studies.declare import VALIDATION, Column, Number, Row, Study
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pfedgate import toml
-from pfedgate.environment import environment
-from pfedgate.metrics import Record, clean
-from pfedgate.progress import clock
+from pfedgate.config import toml
+from pfedgate.engine.metrics import Record, clean
+from pfedgate.engine.store import write_atomically
 from pfedgate.report.tables import markdown, percent
-from pfedgate.runfolder import Run
-from pfedgate.store import write_atomically
+from pfedgate.runs.environment import environment
+from pfedgate.runs.folder import Run
+from pfedgate.runs.progress import clock
 from pfedgate.studies import complexity, costs, figures, measured, scales
 from pfedgate.studies.cells import code_of, code_version, seconds_of
 from pfedgate.studies.claims import claims

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from pfedgate.names import unknown
+from pfedgate.core.errors import unknown
 from pfedgate.studies.declare import (
     ACC,
     DENSITY,
@@ -23,7 +23,7 @@ from pfedgate.studies.declare import (
     Row,
     Study,
 )
-from pfedgate.studies.rows import (
+from pfedgate.studies.rows import (  # fmt: skip
     BASELINES,
     BUDGETS,
     CIFAR10,
@@ -44,7 +44,7 @@ from pfedgate.studies.rows import (
     fedmask,
     gate,
     plain,
-)  # fmt: skip
+)
 from pfedgate.studies.scales import Scale
 
 STUDIES = (

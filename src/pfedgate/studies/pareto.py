@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfedgate.metrics import Record
+from pfedgate.engine.metrics import Record
 from pfedgate.report.figures import COLOURS, PAGE
 from pfedgate.studies.declare import ACC, Row
 from pfedgate.studies.outcome import Outcomes, spread

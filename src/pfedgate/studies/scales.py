@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pfedgate import toml
-from pfedgate.config import Recipe, resolve
-from pfedgate.names import unknown
-from pfedgate.schema import RecipeError
+from pfedgate.config import toml
+from pfedgate.config.options import RecipeError
+from pfedgate.config.recipe import Recipe, resolve
+from pfedgate.core.errors import unknown
 from pfedgate.studies.declare import Column, Row, Settings, Study
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pfedgate import jobs
+from pfedgate.engine import jobs
 from pfedgate.studies import cells, scales
 from pfedgate.studies.cells import Cell, there
 from pfedgate.studies.claims import close

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate import experiment
-from pfedgate.config import Recipe
+from pfedgate.config.recipe import Recipe
 from pfedgate.tune.recipe import with_tuned
 from pfedgate.tune.search import SEARCHES, Plan, Search, base
 from pfedgate.tune.space import Axis, Choices, Range, axis, choices, space_of

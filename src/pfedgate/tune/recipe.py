@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pfedgate import toml
-from pfedgate.schema import RecipeError
+from pfedgate.config import toml
+from pfedgate.config.options import RecipeError
 
 NOTE = "# pfedgate tune: "  # how a note begins; the next one replaces it
 

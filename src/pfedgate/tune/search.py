@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate import experiment, jobs, seeds
-from pfedgate.config import Recipe, essence, resolve
-from pfedgate.environment import environment
-from pfedgate.metrics import Record
-from pfedgate.names import unknown
-from pfedgate.store import write_atomically
+from pfedgate import experiment
+from pfedgate.config.recipe import Recipe, essence, resolve
+from pfedgate.core import seeds
+from pfedgate.core.errors import unknown
+from pfedgate.engine import jobs
+from pfedgate.engine.metrics import Record
+from pfedgate.engine.store import write_atomically
+from pfedgate.runs.environment import environment
 from pfedgate.tune import guide
 from pfedgate.tune import space as spaces
 from pfedgate.tune import trials as kept

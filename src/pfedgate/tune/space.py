@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate import algorithms, schema, toml
-from pfedgate.catalogue import options_of
-from pfedgate.config import Recipe
-from pfedgate.names import unknown
-from pfedgate.schema import RecipeError
+from pfedgate import algorithms
+from pfedgate.config import options as schema
+from pfedgate.config import toml
+from pfedgate.config.catalogue import options_of
+from pfedgate.config.options import RecipeError
+from pfedgate.config.recipe import Recipe
+from pfedgate.core.errors import unknown
 
 RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # the paper's grid for the model's learning rate
 MOST_POINTS = 20_000  # grids beyond this are drawn from, not listed
@@ -116,7 +118,7 @@ def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None) -> Space:
 
     Settings of [algorithm] that another method has are left out here; `checked` sees to it that some method has them.
 
-    >>> from pfedgate.config import resolve
+    >>> from pfedgate.config.recipe import resolve
     >>> {name: str(values) for name, values in space_of(resolve({"algorithm": "ditto"})).items()}
     {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.lam': '0.05, 0.1, 0.5, 0.8'}
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pfedgate.store import write_atomically
+from pfedgate.engine.store import write_atomically
 from pfedgate.tune.space import Point
 
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"

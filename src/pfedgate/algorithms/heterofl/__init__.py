@@ -1,0 +1,151 @@
+"""HeteroFL (Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL for Heterogeneous Clients).
+
+Shared: one wide model; a client gets, trains and returns the part it can afford: the first units of every hidden layer
+(see `narrow`; flattened maps keep all positions of kept channels). Private: nothing. The server averages every element
+over the clients that have it; what nobody has keeps its value. Rates are fixed for a client: its budget decides.
+
+Ambiguity: "50 % of the parameters" is not half the width, which leaves 25 % of them. A budget is a share of parameters
+here, as pFedGate's text says: 0.5 is a width of about 0.69. `level="b"` is the other reading, HeteroFL's own levels of
+width (a = 1, b = 1/2, … e = 1/16), for all clients with a budget below 1. "10 % full, 90 % half" is the distribution
+of budgets {1.0: 0.1, 0.5: 0.9}.
+
+Departures: sample counts weigh the average (official: `unweighted`). A client is scored with its own part (official:
+`scored="global"`, the whole model, which then travels down beside the part). The Scaler divides weights by the share
+of their inputs that exist, in training and in prediction: the official 1/r on activations, up to whole units. Norms
+keep their running statistics (official: static). A novel client is scored as it is, or after `adapt_epochs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate.algorithms import register
+from pfedgate.algorithms.heterofl.narrow import INNER, ElementMean, Narrow, width_for
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import unknown
+from pfedgate.core.modules import module
+from pfedgate.core.state import inside, under
+from pfedgate.core.types import Card, Local, Round, State, Update
+from pfedgate.training.fit import Batch, fit
+
+LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
+LABELS, WHOLE = "labels", "whole/"
+
+
+@register("heterofl")
+@dataclass(frozen=True)
+class HeteroFL(Algorithm):
+    """Narrow models inside a wide one, averaged element by element."""
+
+    level: str | None = None  # "a" … "e": this width for every budget below 1; None: widths by share of parameters
+    scaler: bool = True  # make up for missing inputs, as the official code does
+    label_mask: str = "none"  # "train": logits of classes the client lacks are 0 in training; "both": when scored, too
+    unweighted: bool = False  # official: every client counts the same
+    scored: str = "own"  # the client's own part, or "global": the whole model (official)
+    adapt_epochs: int = 0  # of a novel client; 0: scored as it is
+
+    paper: ClassVar[str] = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
+    shares: ClassVar[str] = "the first units of every layer, as many as the budget allows"
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"level": (None, "b")}
+
+    def __post_init__(self) -> None:
+        choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"], "scored": ["own", "global"]}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known and (name, value) != ("level", None):
+                raise ValueError(f"{name}: {unknown('value', str(value), known)}")
+
+    def width(self, card: Card) -> Narrow:
+        """The client's part of the model."""
+        width = width_for(self.task, card.budget, "HeteroFL")
+        width = LEVELS[self.level] if self.level is not None and card.budget != 1 else width
+        assert self.task.example is not None
+        return Narrow(self.task.model, self.task.example, width, self.scaler)
+
+    def send(self, server: State, card: Card, round: Round) -> State:
+        """The client's part; beside it the whole model, if that is what will be scored."""
+        whole = under(WHOLE, server) if self.scored == "global" else {}
+        return {**self.width(card).take(server), **whole}
+
+    def init_client(self, got: State, local: Local) -> State:
+        """The classes of the client's training data, if they are to mask others."""
+        if self.label_mask == "none":
+            return {}
+        if not (outputs := _outputs(narrow := self.width(local.card))):
+            raise ValueError("label_mask needs a model that ends with a layer of one output per class")
+        present = torch.zeros(narrow.plan.shapes[outputs[0]][0], dtype=torch.bool)
+        present[local.train.y.cpu().long()] = True
+        return {LABELS: present}
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """Local epochs of the narrow model."""
+        narrow, state = self.width(local.card), {n: v for n, v in got.items() if not n.startswith(WHOLE)}
+        labels = {LABELS: private[LABELS]} if LABELS in private else {}
+        present = private.get(LABELS, torch.tensor(True)).to(local.device)
+
+        def masked(model: nn.Module, batch: Batch) -> Tensor:
+            return self.task.loss(torch.where(present, model(batch.x), 0.0), batch.y).mean()
+
+        task = replace(self.task, model=narrow)
+        done = fit(task, under(INNER, state), local, objective=masked if labels else None, memory=private)
+        metrics = {**done.metrics, "density": narrow.density}
+        weight = 1.0 if self.unweighted else local.n
+        return Update({**inside(INNER, done.state), **labels}, weight, metrics), {**done.memory, **labels}
+
+    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+        """Every element: the mean over the clients that have it; of an output, over those that have its label."""
+        if self.unweighted and round.total is not None:
+            raise ValueError("agg_norm='all' counts samples, unweighted=True does not: use one of them")
+        mean = ElementMean(server)
+        for card, update in updates:
+            narrow, shared = self.width(card), dict(update.shared)
+            labels = shared.pop(LABELS, None)
+            rows = None if labels is None else dict.fromkeys(_outputs(narrow), labels)
+            mean.add(narrow, shared, update.weight, rows)
+        return mean.result(round.total)
+
+    def adapt(self, got: State, private: State, local: Local) -> State:
+        """A novel client's part, tuned if wanted."""
+        if not self.adapt_epochs:
+            return private
+        longer = replace(self, task=replace(self.task, epochs=self.adapt_epochs, steps=None))
+        return {**private, **under("tuned/", longer.train(got, private, local)[0].shared)}
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The client's part, or the whole model."""
+        if self.scored == "global":
+            model = module(self.task, inside(WHOLE, got))
+        else:
+            state = inside("tuned/", private) or got
+            model = module(replace(self.task, model=self.width(card)), under(INNER, state))
+        return Masked(model, private[LABELS]) if self.label_mask == "both" else model
+
+    def check(self, got: State, update: Update) -> str | None:
+        """As for any model; labels are one truth value per class."""
+        labels = update.shared.get(LABELS)
+        if (labels is None) != (self.label_mask == "none") or (labels is not None and labels.dtype is not torch.bool):
+            return f"{LABELS!r} must be there, as truth values, if and only if label_mask is on"
+        return super().check(got, replace(update, shared={n: v for n, v in update.shared.items() if n != LABELS}))
+
+
+def _outputs(narrow: Narrow) -> list[str]:
+    """Parameters with one row per class."""
+    return sorted(narrow.plan.network.outputs) if narrow.plan.network else []
+
+
+class Masked(nn.Module):
+    """Logits of absent classes set to 0 (not to minus infinity: as in the official code)."""
+
+    def __init__(self, model: nn.Module, present: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("present", present)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        assert isinstance(self.present, Tensor)
+        return torch.where(self.present, self.model(x), 0.0)

@@ -1,0 +1,192 @@
+"""Narrow models: the first units of every hidden layer of a network, as a smaller network of its own.
+
+Which axes of which parameters hold which units comes from the analysis behind `pfedgate.gate`: flattened maps, norms,
+residual sums and heads follow without a word about the architecture. Inputs and outputs are never cut.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate.core.modules import skeleton
+from pfedgate.core.types import Budget, State, Task
+from pfedgate.gating.plan import BlockPlan
+from pfedgate.gating.slicing.execute import Program, Sliced, cut
+from pfedgate.gating.splitters import split_model
+
+INNER = "model."  # where a narrow module holds the network's own names
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """How to make the network of a width: `Narrow(...)()` is a module; equal ones share their workspace."""
+
+    model: Any  # the task's
+    example: Tensor
+    width: float  # share of the units of every hidden layer, rounded up
+    scaler: bool = False  # divide weights by the share of their inputs that are there
+
+    def __call__(self) -> nn.Module:
+        return NarrowModel(self)
+
+    @property
+    def plan(self) -> BlockPlan:
+        """The network's units, one block each."""
+        return _plan(self.model, self.example)
+
+    @property
+    def live(self) -> Any:
+        """What of the whole network a model of this width has."""
+        plan, kept = self.plan, self.plan.keep.copy()
+        for space, units in plan.cuts.items():
+            start = plan.first_block[space]
+            kept[start : start + _units(self.width, units.units)] = True
+        return plan.live(kept)
+
+    @property
+    def density(self) -> float:
+        """Its share of the parameters."""
+        return float(self.live.density)
+
+    def take(self, state: State) -> State:
+        """The part of a whole State that the narrow model has. Buffers are not cut: their entries are few."""
+        live, shapes = self.live, self.plan.shapes
+        return {name: cut(v, name, live) if name in shapes else v for name, v in state.items()}
+
+    def region(self, name: str) -> tuple[Any, ...]:
+        """Where the narrow tensor lies in the whole one, as an index; running statistics lie as their norm's scale."""
+        live, norm = self.live, f"{name.rpartition('.')[0]}.weight"
+        owner = name if name in self.plan.shapes else norm if "running_" in name else ""
+        lines = {axis: live.index(parts, torch.device("cpu")) for axis, parts in live.axes(owner)} if owner else {}
+        if len(lines) < 2:
+            return tuple(lines.get(axis, slice(None)) for axis in range(max(lines, default=-1) + 1))
+        return lines[0][:, None], lines[1]
+
+
+class NarrowModel(nn.Module):
+    """A network of which only some units exist."""
+
+    def __init__(self, made: Narrow) -> None:
+        super().__init__()
+        self.made = made
+        self.model = copy.deepcopy(skeleton(made.model))
+        live = made.live
+        small = {id(p): nn.Parameter(cut(p.detach(), n, live).clone()) for n, p in self.model.named_parameters()}
+        for module in self.model.modules():  # a parameter in two places stays one parameter
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = small[id(parameter)]
+        self.register_buffer("ones", torch.ones(len(made.plan.blocks)), persistent=False)
+        self._program: Program | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        """The network's own forward, on the units that exist."""
+        if self._program is None or self._program.model is not self.model:
+            self._program = Program(self.model, self.made.plan, "share" if self.made.scaler else "none")
+        assert isinstance(self.ones, Tensor)
+        return Sliced(self._program, self.made.live, self.ones, lambda name, parameter: parameter)(x)
+
+    def stats(self) -> dict[str, float]:
+        """Share of the whole network's parameters."""
+        return {"density": self.made.density}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NarrowModel:
+        twin = NarrowModel(self.made)  # the plan never changes: it is shared, not copied
+        twin.load_state_dict(self.state_dict())
+        return twin.train(self.training)
+
+
+class ElementMean:
+    """The mean of narrow States over those that have an element; what nobody has keeps the server's value."""
+
+    def __init__(self, server: State) -> None:
+        self.server, self.rest = server, dict(server)
+        floats = {name: value for name, value in server.items() if value.is_floating_point()}
+        self.sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in floats.items()}
+        self.weights = {name: torch.zeros_like(value) for name, value in self.sums.items()}
+
+    def add(self, narrow: Narrow, state: State, weight: float, rows: Mapping[str, Tensor] | None = None) -> None:
+        """One client's values. `rows` says for some names which rows (of the whole tensor) count at all."""
+        for name, value in state.items():
+            if name not in self.sums:
+                self.rest[name] = torch.maximum(self.rest[name], value)  # counters
+                continue
+            where, each = narrow.region(name), torch.tensor(weight, dtype=torch.float64)
+            if name not in narrow.plan.shapes:
+                value = value[where]  # statistics came whole, but nothing was seen of missing channels
+            if rows is not None and name in rows:
+                each = each * rows[name].double().view(-1, *[1] * (value.ndim - 1))
+            self.sums[name][where] += value.double() * each
+            self.weights[name][where] += each
+
+    def result(self, total: float | None = None) -> State:
+        """The merged State; with `total` (the weight of all clients) those who sent nothing count as unchanged."""
+        merged = dict(self.rest)
+        for name, value in self.sums.items():
+            old, weight = self.server[name], self.weights[name]
+            mean = value / weight if total is None else (value + old.double() * (total - weight)) / total
+            merged[name] = torch.where(weight > 0, mean.to(old.dtype), old)
+        return merged
+
+
+def width_for(task: Task, budget: Budget, who: str) -> float:
+    """The width that a client can afford.
+
+    A number is a share of the parameters: the width whose own share is nearest (layers have whole units, so it may be
+    a little more or less). Bounds by resource ({"flops": 0.3}) are kept: the largest width within all of them.
+    """
+    if task.example is None:
+        raise ValueError(f"{who} finds the model's units from a batch: give the task an example (Task(example=...))")
+    bounds = tuple(sorted(budget.items())) if isinstance(budget, Mapping) else float(budget)
+    return _width_for(task.model, task.example, bounds)
+
+
+@lru_cache(maxsize=1024)
+def _width_for(task_model: Any, example: Tensor, bounds: float | tuple[tuple[str, float], ...]) -> float:
+    plan = _plan(task_model, example)
+    dense, found = plan.costs.dense(), [units.units for units in plan.cuts.values()]
+    widths = sorted({(k + 1) / units for units in found for k in range(units)})
+
+    def share(width: float, resource: str = "params") -> float:
+        return plan.costs.cost([_units(width, units) - 1 for units in found])[resource] / dense[resource]
+
+    if isinstance(bounds, float):
+        if bounds > 1:
+            bounds /= dense["params"]
+        at = bisect_left(widths, bounds, key=share)
+        near = widths[max(0, at - 1) : at + 1]
+        return min(near, key=lambda width: (abs(share(width) - bounds), width))
+    largest = len(widths)
+    for resource, bound in bounds:
+        if resource not in dense:
+            raise ValueError(f"a width is chosen by {', '.join(dense)}; nothing is known of {resource!r}")
+        limit = bound / dense[resource] if bound > 1 else bound
+        largest = min(largest, bisect_right(widths, limit, key=lambda width, r=resource: share(width, r)))  # type: ignore[misc]
+    if not largest:
+        raise ValueError(f"not even one unit per layer fits {dict(bounds)}")
+    return widths[largest - 1]
+
+
+def _units(width: float, units: int) -> int:
+    return max(1, math.ceil(width * units - 1e-9))  # k/n*n may come out a hair above k
+
+
+@lru_cache(maxsize=16)
+def _plan(task_model: Any, example: Tensor) -> BlockPlan:
+    model = copy.deepcopy(skeleton(task_model))
+    found = split_model(
+        model, example, "unit", blocks=2**62, smallest=0.0, keep_output=True, output_blocks=1
+    )  # every unit a block
+    plan = BlockPlan(found, {name: tuple(p.shape) for name, p in model.named_parameters()}, "unit")
+    if not plan.sliceable:
+        raise ValueError(f"the units of this model cannot be found: {plan.network.reason if plan.network else ''}")
+    return plan

@@ -1,0 +1,149 @@
+"""pFedHN (Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks).
+
+On the server: a network H that makes a client's whole model from a vector v_i of its own. A model travels each way: the
+client trains the one it got, the server turns the difference got − trained into gradients of H and of v_i, by one
+vector-Jacobian product per client, and steps. Private: nothing. Scored: H(v_i), without local training.
+
+Departures: with several clients a round (official: one) H takes one step with the mean of their gradients; one step
+each diverges. H starts near the common initial model (official: at random). Vectors have a fixed length (official: 1 +
+clients/4), and only those of the round's clients move, by momentum and decay, too. Clients train for the task's epochs
+(official: 50 steps). Buffers are averaged. Mind the server: the last layer of H holds `hidden` times the model and as
+much momentum (the paper's complexity table leaves that out). A novel client learns a vector under a frozen H, which
+goes down once, after training, instead of gradients going up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pfedgate.algorithms import register
+from pfedgate.algorithms.pfedhn.hyper import descend, generate, new_hyper, pull_back, settled
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import initial, module, skeleton
+from pfedgate.core.seeds import generator, key
+from pfedgate.core.state import flat, inside, shapes, split, to, under, unflat, weighted_mean
+from pfedgate.core.types import Card, Local, Optim, Round, State, Task, Update
+from pfedgate.training.fit import Batch, fit, loop
+from pfedgate.training.steppers import Stepper
+
+HYPER, VECTOR, MOMENTUM, BUFFER, OVER = "hyper/", "vector/", "momentum/", "buffer/", "over"
+
+
+@register("pfedhn")
+@dataclass(frozen=True)
+class PFedHN(Algorithm):
+    """A network on the server makes every client's model."""
+
+    vector: int = 32  # length of v
+    hidden: int = 100  # units of every hidden layer of H
+    hidden_layers: int = 3  # 0: H is linear
+    server_lr: float = 0.01  # official
+    server_momentum: float = 0.9  # official
+    server_decay: float = 1e-3  # official
+    server_clip: float = 50.0  # L2 norm of gradients of H and of a vector; official
+    spread: float = 0.1  # of the first models H makes, as a share of the spread of the initial parameters
+    adapt_epochs: int = 1  # of a novel client's vector
+    adapt_lr: float = 0.1  # its gradient passes through all of H: larger than the task's
+
+    paper: ClassVar[str] = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
+    shares: ClassVar[str] = "the whole model, made for each client"
+    keeps: ClassVar[str] = "nothing (its vector lies on the server)"
+
+    def __post_init__(self) -> None:
+        if min(self.vector, self.hidden, self.hidden_layers + 1) < 1:
+            raise ValueError(f"vector and hidden are at least 1, hidden_layers not negative; got {self.options()}")
+
+    @classmethod
+    def example(cls, task: Task) -> PFedHN:
+        """A small network on the server."""
+        return cls(task, vector=8, hidden=16)
+
+    def init_server(self, seed: int) -> State:
+        """H, around the common initial model."""
+        parameters, buffers = self._split(initial(self.task, seed))
+        layers = [self.hidden] * self.hidden_layers
+        hyper = new_hyper(parameters, self.vector, layers, self.spread, generator(seed, "hyper"))
+        return {**under(HYPER, hyper), **under(BUFFER, buffers), OVER: torch.tensor(False)}
+
+    def send(self, server: State, card: Card, round: Round) -> State:
+        """The client's model; a client without a vector also gets H once training is over, to find its own."""
+        hyper = settled(inside(HYPER, server))
+        model = {**self._model(hyper, self._vector(server, card, round)), **inside(BUFFER, server)}
+        return {**model, **under(HYPER, hyper)} if server[OVER] and _place(card) not in server else model
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """Local epochs from the model that was made for the client."""
+        done = fit(self.task, got, local, memory=private)
+        return Update(done.state, local.n, done.metrics), done.memory
+
+    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+        """Differences become gradients of H and of the clients' vectors."""
+        hyper, merged = settled(inside(HYPER, server)), dict(server)
+        total, count = torch.zeros_like(flat(hyper)), 0
+        rates = (self.server_lr, self.server_momentum, self.server_decay)
+        optim = Optim("sgd", *rates, clip=self.server_clip, persist_momentum=True)
+
+        def buffers() -> Iterator[tuple[Card, Update]]:
+            nonlocal count
+            for card, update in updates:
+                vector = self._vector(server, card, round)
+                trained, rest = self._split(update.shared)
+                gradient, own = pull_back(hyper, vector, generate(hyper, vector) - flat(trained))
+                place = _place(card)
+                merged[place], memory = descend(vector, own, optim, inside(f"{MOMENTUM}{place}/", server))
+                merged.update(under(f"{MOMENTUM}{place}/", memory))
+                total.add_(gradient)
+                count += 1
+                yield card, Update(rest, update.weight)
+
+        rest = weighted_mean(inside(BUFFER, server), buffers(), total=round.total)
+        psi, memory = descend(flat(hyper), total.div_(max(count, 1)), optim, inside(MOMENTUM + HYPER, server))
+        merged |= {**under(HYPER, settled(unflat(psi, shapes(hyper)))), **under(MOMENTUM + HYPER, memory)}
+        return {**merged, **under(BUFFER, rest), OVER: torch.tensor(round.index + 1 == round.rounds)}
+
+    def adapt(self, got: State, private: State, local: Local) -> State:
+        """A novel client's vector, learnt through H, which stands still."""
+        if not (hyper := to(settled(inside(HYPER, got)), local.device)):
+            return private
+        vector = self._vector({}, local.card, local.round).to(local.device)
+        stepper = Stepper(self.task.optim, self.adapt_lr * local.round.factor)
+        model = module(self.task, got, local.device).train()
+
+        def step(batch: Batch) -> Tensor:
+            v = vector.detach().requires_grad_()
+            loss = self.task.loss(functional_call(model, self._model(hyper, v), (batch.x,)), batch.y).mean()
+            (gradient,) = torch.autograd.grad(loss, v)
+            stepper.clip(gradient)
+            stepper.step(vector, gradient)
+            return loss.detach()
+
+        loop(self.task, local, step, epochs=self.adapt_epochs)
+        return {"vector": vector.cpu()}
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The model that H makes."""
+        own = self._model(settled(inside(HYPER, got)), private["vector"]) if "vector" in private else {}
+        return module(self.task, {**got, **own})
+
+    def _vector(self, server: State, card: Card, round: Round) -> Tensor:
+        known = server.get(_place(card))
+        return torch.randn(self.vector, generator=generator(round.seed, VECTOR, card.id)) if known is None else known
+
+    def _split(self, model: State) -> tuple[State, State]:
+        """Parameters, in the model's order, and buffers."""
+        names = [name for name, _ in skeleton(self.task.model).named_parameters()]
+        return {name: model[name] for name in names}, split(model, names.__contains__)[1]
+
+    def _model(self, hyper: State, vector: Tensor) -> State:
+        parameters = skeleton(self.task.model).named_parameters()
+        return unflat(generate(hyper, vector), [(name, value.shape) for name, value in parameters])
+
+
+def _place(card: Card) -> str:
+    return f"{VECTOR}{key(0, card.id):016x}"  # any text may be a client's name; no name is the beginning of another

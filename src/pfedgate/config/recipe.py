@@ -1,0 +1,311 @@
+"""Recipes: what to run, as TOML, as a mapping or as settings on a command line, resolved into one checked `Recipe`.
+
+    [data]       name, and the options of that data set (clients, alpha, partition, samples, …)
+    [model]      name, and the options of that model
+    [algorithm]  name, and the hyper-parameters of that algorithm
+    [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `sections`
+    [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1
+
+Later layers go over earlier ones: defaults, what fits the data set, the recipe, its [tuned.…], then each setting. An
+unknown section or key is an error that names the nearest; so is a value of the wrong type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfedgate import algorithms
+from pfedgate.config import options as schema
+from pfedgate.config import toml
+from pfedgate.config.catalogue import FIXED, GIVEN, NAMED, SECTIONS, options_of, usual
+from pfedgate.config.options import REQUIRED, Option, RecipeError
+from pfedgate.config.sections import DEVICES, FITTING, NETWORKS, Clients, Deploy, Evaluate, Session, Train
+from pfedgate.core.errors import unknown
+from pfedgate.core.schedule import Schedule
+from pfedgate.core.types import Optim
+from pfedgate.engine.roster import Options
+
+__all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
+
+Tables = dict[str, dict[str, Any]]
+Layer = Mapping[str, Any]
+
+PLACES = ("data_dir", "cache_dir", "source")  # of [data]: where it lies, not what it is
+
+START: Tables = {"data": {"name": "digits"}, "model": {"name": "auto"}, "algorithm": {"name": "pfedgate"}}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A section whose keys are the options of something with a name."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run, checked. `toml()` writes it so that it reads back the same."""
+
+    data: Named
+    model: Named
+    algorithm: Named
+    train: Train = field(default_factory=Train)
+    clients: Clients = field(default_factory=Clients)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    run: Session = field(default_factory=Session)
+    deploy: Deploy = field(default_factory=Deploy)
+
+    def optim(self) -> Optim:
+        """The client optimiser."""
+        t = self.train
+        return Optim(t.optimiser, t.lr, t.momentum, t.weight_decay, t.betas, t.eps, t.clip, t.persist_momentum)
+
+    def schedule(self) -> Schedule:
+        """The learning rate over rounds."""
+        t = self.train
+        return Schedule(t.schedule, t.milestones, t.gamma, t.floor, t.plateau, t.patience, t.warmup)
+
+    def options(self) -> Options:
+        """How the engine runs it."""
+        return Options(
+            rounds=self.train.rounds,
+            sample=self.clients.fraction if self.clients.number is None else self.clients.number,
+            seed=self.run.seed,
+            evaluate_every=self.evaluate.every,
+            points=self.evaluate.points,
+            agg_norm=self.clients.agg_norm,
+            budget=self.clients.budget,
+            stack=self.run.stack,
+            device=self.run.device,
+            novel=self.evaluate.novel,
+            checkpoint_every=self.run.checkpoint_every,
+            keep_best=self.run.keep_best,
+        )
+
+    def tables(self) -> Tables:
+        """Plain values, section by section; options that are None are left out, and [deploy] if it says nothing."""
+        found: Tables = {}
+        for section in SECTIONS if self.deploy != Deploy() else SECTIONS[:-1]:
+            part = getattr(self, section)
+            plain = {"name": part.name, **part.options} if isinstance(part, Named) else _fields(part)
+            known = options_of(section, plain.get("name", ""))
+            # None need not be said where it is the default, and must be where it is not.
+            found[section] = {
+                name: value for name, value in plain.items() if value is not None or _default(known, name) is not None
+            }
+        return found
+
+    def toml(self, *, comments: bool = True) -> str:
+        """The recipe as TOML, every key with the reason of its default."""
+        lines: list[str] = []
+        for section, values in self.tables().items():
+            known = options_of(section, values.get("name", ""))
+            lines.append(f"[{section}]")
+            for name in dict.fromkeys([*values, *known]):
+                why = known[name].why if name in known else ""
+                if name in values:
+                    if name in known and values[name] != known[name].default and known[name].default is not REQUIRED:
+                        why = f"[default {toml.dump(known[name].default)}] {why}".rstrip()
+                    lines.append(f"{name} = {toml.dump(values[name])}" + (f"  # {why}" if why and comments else ""))
+                elif comments:
+                    lines.append(f"# {name}" + (f": {why}" if why else ""))
+            lines.append("")
+        return "\n".join(lines)
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+
+
+def _default(known: Mapping[str, Option], name: str) -> Any:
+    return known[name].default if name in known else ""
+
+
+def settings(given: Sequence[str], section: str = "") -> Layer:
+    """`["train.rounds=3", "algorithm.name=fedavg"]` as a layer; values are TOML, plain words need no quotes.
+
+    >>> settings(["train.rounds=3", "algorithm.name=fedavg"])
+    {'train': {'rounds': 3}, 'algorithm': {'name': 'fedavg'}}
+    """
+    layer: Tables = {}
+    for text in given:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise RecipeError(f"{text!r}: settings are written section.key=value, such as train.rounds=20")
+        first, dot, key = path.strip().partition(".")
+        if not dot:
+            first, key = section, first
+        if not first:
+            raise RecipeError(_homeless(key))
+        layer.setdefault(first, {})[key] = toml.value(value)
+    return layer
+
+
+def _homeless(key: str) -> str:
+    places = [s for s in SECTIONS if key in _known(s)]
+    if not places:
+        return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
+    return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in places)
+
+
+def _known(section: str) -> dict[str, Option]:
+    return options_of(section, START.get(section, {}).get("name", ""))
+
+
+def resolve(*layers: Layer | str | Path | None) -> Recipe:
+    """One recipe from layers, each a path, a mapping of sections, or None; the last one wins.
+
+    >>> recipe = resolve({"algorithm": "fedavg"}, {"train.rounds": 3})
+    >>> recipe.algorithm.name, recipe.train.rounds, recipe.model.name
+    ('fedavg', 3, 'cnn_digits')
+    >>> resolve({"train": {"lrr": 1}})
+    Traceback (most recent call last):
+    pfedgate.config.options.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
+    """
+    read = [toml.read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
+    stack = [_spread(layer) for layer in read]
+    names = _names(stack)
+    merged: Tables = {section: {} for section in SECTIONS}
+    named = {section: table["name"] for section, table in START.items()}
+    for layer in [START, FITTING.get(names["data"], {}), *stack]:
+        for section in SECTIONS:
+            table = layer.get(section, {})
+            named[section] = table.get("name", named.get(section))
+            # Options of a model or algorithm that is not used in the end mean nothing, or something else, to the one
+            # that is. Data keeps them: how to share samples out is a question of its own.
+            if section not in ("model", "algorithm") or named[section] == names[section]:
+                merged[section].update(table)
+        for section, table in _tuned(layer, names["algorithm"]).items():
+            merged[section].update(table)
+    return _checked(merged)
+
+
+def _tuned(layer: Tables, name: str) -> Tables:
+    tables = _spread(layer.get("tuned", {}).get(name, {}))
+    for section, table in tables.items():
+        if section == "tuned" or "name" in table:
+            raise RecipeError(f"[tuned.{name}] may not change {section}.name")
+    return tables
+
+
+def _spread(layer: Layer) -> Tables:
+    """A layer as sections: dotted keys unfolded, a plain text for a named section taken as the name."""
+    tables: Tables = {}
+    for key, value in layer.items():
+        section, _, name = str(key).partition(".")
+        if section not in (*SECTIONS, "tuned"):
+            hint = _homeless(section) if not name and not isinstance(value, Mapping) else ""
+            raise RecipeError(hint or unknown("section", section, SECTIONS))
+        if name:
+            value = {name: value}
+        elif section in NAMED and isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            raise RecipeError(f"[{section}] is a section: give it a table of settings, got {value!r}")
+        tables.setdefault(section, {}).update(value)
+    return tables
+
+
+def _names(stack: Sequence[Tables]) -> dict[str, str]:
+    """The names that hold in the end; they decide what else applies."""
+    names = {section: str(START[section]["name"]) for section in NAMED}
+    for layer in stack:
+        for section in NAMED:
+            name = layer.get(section, {}).get("name", names[section])
+            names[section] = schema.convert(name, str, f"{section}.name")
+    for name in (name for layer in stack for name in layer.get("tuned", {})):
+        if name not in algorithms.names():  # a misspelt one would never apply
+            raise RecipeError(f"[tuned.{name}] {unknown('algorithm', name, algorithms.names())}")
+    return names
+
+
+def _checked(tables: Tables) -> Recipe:
+    parts: dict[str, Any] = {}
+    for section in NAMED:
+        given = dict(tables[section])
+        name = given.pop("name")
+        if section == "model" and name == "auto":
+            name = NETWORKS.get(tables["data"]["name"], "mlp")
+        known = options_of(section, name)
+        values = _settle(given, known, section)
+        options = {key: values.get(key, option.default) for key, option in known.items()}
+        if section == "data":
+            options = usual(name, options)
+        for key, value in options.items():
+            if value is REQUIRED:
+                raise RecipeError(f"[{section}] {name} needs {key}: set {section}.{key}")
+        parts[section] = Named(name, options)
+    for section, cls in FIXED.items():
+        parts[section] = cls(**_settle(tables[section], options_of(section), section))
+    recipe = Recipe(**parts)
+    _check_session(recipe)
+    try:
+        recipe.optim(), recipe.schedule(), recipe.options()
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
+    return recipe
+
+
+def _check_session(recipe: Recipe) -> None:
+    session, clients = recipe.run, recipe.clients
+    if session.device not in DEVICES:
+        raise RecipeError(f"run.device: {unknown('device', session.device, DEVICES)}")
+    for key, least in (("workers", 1), ("stack", 0)):
+        value = getattr(session, key)
+        if value != "auto" and (not isinstance(value, int) or value < least):
+            raise RecipeError(f'run.{key} must be "auto" or a whole number from {least} on, got {value!r}')
+    if not 0 < clients.fraction <= 1:
+        raise RecipeError(f"clients.fraction must be a share in (0, 1], got {clients.fraction}; see clients.number")
+
+
+def essence(tables: Mapping[str, Any]) -> Tables:
+    """A recipe's tables without what cannot change its result, as JSON would read them back.
+
+    >>> essence({"data": {"name": "digits", "data_dir": "/mnt"}, "run": {"seed": 1, "workers": 2}, "deploy": {}})
+    {'data': {'name': 'digits'}, 'run': {'seed': 1}}
+    """
+    found: Tables = json.loads(json.dumps(tables, default=str))
+    found["run"] = {"seed": found.get("run", {}).get("seed", 0)}
+    for name in PLACES:
+        found.get("data", {}).pop(name, None)
+    found.pop("deploy", None)
+    return found
+
+
+def _settle(given: dict[str, Any], known: Mapping[str, Option], section: str) -> dict[str, Any]:
+    for key in given:
+        elsewhere = [s for s in SECTIONS if s != section and key not in known and key in _known(s)]
+        if elsewhere and key != "name":
+            raise RecipeError(f"[{section}] has no key {key!r}: it belongs in [{elsewhere[0]}]")
+    values = schema.settle(given, known, section)
+    if "budget" in values:
+        values["budget"] = _budget(values["budget"])
+    for key in ("data_dir", "cache_dir", "path"):
+        if section == "data" and values.get(key) is not None:
+            # Absolute, so that a run can be resumed from another folder.
+            values[key] = str(Path(values[key]).expanduser().resolve())
+    return values
+
+
+def _budget(value: Any) -> Any:
+    """Absolute paths; and 0.5 as a bare TOML key, which means {"0": {"5": …}}, put together again.
+
+    >>> _budget({"0": {"5": 0.25, "1": 0.75}})
+    {'0.5': 0.25, '0.1': 0.75}
+    """
+    if isinstance(value, str):
+        return str(Path(value).expanduser().resolve())
+    if isinstance(value, Mapping):
+        whole: dict[str, Any] = {}
+        for key, inner in value.items():
+            split = str(key).isdigit() and isinstance(inner, Mapping) and all(str(name).isdigit() for name in inner)
+            whole.update({f"{key}.{name}": v for name, v in inner.items()} if split else {str(key): inner})
+        return whole
+    # A list as TOML would read it back, so that a resumed run finds the same.
+    return list(value) if isinstance(value, tuple) else value

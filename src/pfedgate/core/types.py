@@ -1,0 +1,160 @@
+"""The nouns: State, Card, Round, Local, Update, Task.
+
+A server knows cards; a client's data exists only inside a `Local`, which lives for one call; what travels
+is a State down and an `Update` up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate.core.errors import unknown
+from pfedgate.core.schedule import Schedule
+from pfedgate.core.seeds import generator, key
+
+State = dict[str, Tensor]  # flat and named: the one thing stored, sent, checkpointed, counted
+CPU = torch.device("cpu")
+Budget = float | Mapping[str, float]  # a share of the dense model, or one number per resource
+
+
+class Part(Protocol):
+    """Some samples: `x` raw as stored, `y` labels. Read when asked for."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+
+
+class Federation(Protocol):
+    """What the engine needs to know of data; `pfedgate.data.Federation` is one."""
+
+    @property
+    def clients(self) -> Sequence[str]: ...
+    @property
+    def novel(self) -> Sequence[str]: ...
+    def part(self, client: str, name: str) -> Part: ...
+    @property
+    def prepare(self) -> Callable[[Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Card:
+    """All a server may know of a client."""
+
+    id: str
+    n_train: int
+    budget: Budget = 1.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where we are in a run; known to server and clients alike."""
+
+    index: int = 0  # from 0
+    rounds: int = 1  # how many there will be
+    seed: int = 0
+    factor: float = 1.0  # of the schedule: multiply any learning rate with it
+    total: float | None = None  # weight of ALL clients if averages are over all of them (agg_norm="all")
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A generator that server and all clients of this round agree on."""
+        return generator(self.seed, purpose, self.index)
+
+
+@dataclass(frozen=True)
+class Local:
+    """A client's side of one call. It has no test data."""
+
+    card: Card
+    train: Part
+    val: Part
+    round: Round = Round()
+    device: torch.device = CPU
+    prepare: Callable[[Tensor], Tensor] = torch.Tensor.float  # raw batch -> what the model takes
+
+    @property
+    def n(self) -> int:
+        """Training samples: the usual weight of an update."""
+        return self.train.n
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A generator of this client in this round; every purpose has its own stream."""
+        return generator(self.round.seed, purpose, self.round.index, self.card.id)
+
+    def key(self, purpose: str) -> int:
+        """The number behind `generator(purpose)`."""
+        return key(self.round.seed, purpose, self.round.index, self.card.id)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends: new *values* (not differences) of what it shares, a weight, a few numbers."""
+
+    shared: State
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (output, labels) -> one loss per sample
+Objective = Callable[[nn.Module, Any], Tensor]  # (module, batch) -> one number
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy per sample; sequences (output [n, t, classes], labels [n, t]) are averaged over t."""
+    if output.ndim == 2:
+        return nn.functional.cross_entropy(output, y, reduction="none")
+    losses = nn.functional.cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none")
+    return losses.view(y.shape).flatten(1).mean(1)
+
+
+OPTIMISERS = ("sgd", "adam", "adamw")
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The client optimiser."""
+
+    name: str = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float | None = 10.0  # L2 norm of the gradient, for every method alike
+    persist_momentum: bool = False  # keep optimiser buffers between rounds, as the references do by accident
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMISERS:
+            raise ValueError(unknown("optimiser", self.name, OPTIMISERS))
+        if self.lr < 0 or self.momentum < 0 or self.weight_decay < 0:
+            raise ValueError(f"lr, momentum and weight_decay must not be negative: {self}")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip is a norm > 0, or None for no clipping; got {self.clip}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt and how: everything that all algorithms have in common."""
+
+    model: Callable[[], nn.Module]  # picklable (a function or functools.partial) if worker processes are used
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    loss: Loss = cross_entropy
+    batch: int = 128
+    epochs: int = 1
+    steps: int | None = None  # batches a round instead of epochs
+    drop_last: bool = False
+    eval_batch: int = 512
+    example: Tensor | None = None  # a prepared batch, for methods that trace the model
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
+            raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")

@@ -1,0 +1,179 @@
+"""A run's folder: metrics, checkpoints and private states, consistent after a kill at any moment.
+
+metrics.jsonl            one line per round; the same bytes whether or not the run was interrupted
+participation.jsonl      one line per round and sampled client: bytes, FLOPs, loss, …; likewise
+timing.jsonl             seconds of every round, which are never the same twice
+checkpoint.safetensors   the server's State and, as text, everything else; replaced atomically
+best.safetensors         the server's State that was best on validation; private/best beside it
+private/                 see `store`
+clients.csv, summary.json   written at the end
+.lock                    held by the process that trains here
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import safe_open
+from safetensors.torch import load
+
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.types import State
+from pfedgate.engine.endpoint import Scored
+from pfedgate.engine.metrics import Record, clean
+from pfedgate.engine.roster import Options
+from pfedgate.engine.store import DiskStore, pack_file, write_atomically
+
+FORMAT = 1
+LINES = ("metrics.jsonl", "participation.jsonl", "timing.jsonl")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All a run needs to go on, private states excepted: those are in the store, up to `commit`."""
+
+    server: State
+    history: list[Record]
+    commit: str
+
+
+def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
+    """What must not change when a run is resumed, as text."""
+    task = algorithm.task
+    found: dict[str, Any] = {"algorithm": algorithm.name or type(algorithm).__qualname__}
+    found |= {f"algorithm.{name}": value for name, value in algorithm.options().items()}
+    found |= {f"task.{n}": getattr(task, n) for n in ("optim", "schedule", "batch", "epochs", "steps", "drop_last")}
+    found |= {n: getattr(options, n) for n in ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")}
+    if task.schedule.name in ("multi_step", "cosine"):
+        found["rounds"] = options.rounds  # the schedule depends on it; a constant one may be continued
+    texts = {name: repr(value) for name, value in found.items()}
+    return {n: t if len(t) < 200 else hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for n, t in texts.items()}
+
+
+class FolderBusy(RuntimeError):
+    """Another process trains in this folder."""
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """Train in a folder as the only process: two would both add their rounds. A lock ends with its process."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(path) / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        told = f"another process is training in {path}: `pfedgate watch {path}` shows how far it is"
+        raise FolderBusy(told) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        self.private = self.path / "private"
+        self._checkpoint = self.path / "checkpoint.safetensors"
+        if self._checkpoint.exists() and not resume:
+            raise FileExistsError(
+                f"{self.path} already holds a run: `pfedgate resume {self.path}` goes on; or choose another folder"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def load(self, about: dict[str, str] | None = None) -> Checkpoint | None:
+        """The last checkpoint, or None. Lines written after it are cut off, as they will be written again.
+
+        `about` is the fingerprint of the run that wants to go on: it must be that of the run that was begun.
+        """
+        if not self._checkpoint.exists():
+            for name in LINES:
+                (self.path / name).unlink(missing_ok=True)
+            return None
+        with safe_open(self._checkpoint, "pt") as file:
+            kept = json.loads(file.metadata()["pfedgate"])
+        if kept["format"] != FORMAT:
+            raise ValueError(f"{self._checkpoint} has format {kept['format']}, this version reads {FORMAT}")
+        changed = [] if about is None else sorted(n for n in about if about[n] != kept["about"].get(n, about[n]))
+        if changed and about is not None:
+            said = "; ".join(f"{name} was {kept['about'][name]}, is {about[name]}" for name in changed)
+            raise ValueError(f"{self.path} cannot be resumed with other settings: {said}")
+        for name, length in kept["lengths"].items():
+            os.truncate(self.path / name, length)
+        history = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        if [record["round"] for record in history] != list(range(1, len(history) + 1)):
+            raise ValueError(f"{self.path}/metrics.jsonl does not have every round once: begin anew in another folder")
+        return Checkpoint(load(self._checkpoint.read_bytes()), history, kept["commit"])
+
+    def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:
+        """Add a round's lines."""
+        lines = ([record], replies, [{"round": record["round"], **timing}])
+        for name, records in zip(LINES, lines, strict=True):
+            with (self.path / name).open("a") as file:
+                file.write("".join(json.dumps(clean(line)) + "\n" for line in records))
+
+    def save(self, checkpoint: Checkpoint, about: dict[str, str]) -> None:
+        """Put a checkpoint in place of the last one, in one step."""
+        lengths = {name: (self.path / name).stat().st_size for name in LINES}
+        kept = {"format": FORMAT, "commit": checkpoint.commit, "lengths": lengths, "about": about}
+        write_atomically(self._checkpoint, pack_file(checkpoint.server, {"pfedgate": json.dumps(kept)}), sync=True)
+
+    def keep_best(self, server: State, store: DiskStore, round: int) -> None:
+        """Keep the State that is best on validation so far, with the private states that belong to it."""
+        store.snapshot(self.private / "best")
+        write_atomically(self.path / "best.safetensors", pack_file(server, {"round": str(round)}))
+
+    def best(self) -> tuple[State, int] | None:
+        """The server's State that was best on validation, and its round."""
+        path = self.path / "best.safetensors"
+        if not path.exists():
+            return None
+        with safe_open(path, "pt") as file:
+            round = int(file.metadata()["round"])
+        return load(path.read_bytes()), round
+
+    def finish(self, summary: Record, scores: Sequence[Scored]) -> None:
+        """The last files: every client's scores and costs, and the summary."""
+        costs = self._costs()
+        stats = sorted({name for score in scores for name in score.stats})
+        spent = sorted({name for cost in costs.values() for name in cost})
+        path = self.path / "clients.csv"
+        with path.with_suffix(".new").open("w", newline="") as file:
+            table = csv.writer(file)
+            head = ["client", "point", "n_test", "accuracy", "loss", "n_val", "val_accuracy", "val_loss"]
+            table.writerow([*head, *stats, *(f"training_{name}" for name in spent)])
+            for s in scores:
+                values = [s.client, s.point, s.test.n, s.test.accuracy, s.test.loss]
+                values += [s.val.n, s.val.accuracy, s.val.loss, *(s.stats.get(name, "") for name in stats)]
+                table.writerow([*values, *(costs.get(s.client, {}).get(name, "") for name in spent)])
+        os.replace(path.with_suffix(".new"), path)
+        summary["seconds"] = sum(json.loads(t)["seconds"] for t in (self.path / LINES[2]).read_text().splitlines())
+        write_atomically(self.path / "summary.json", json.dumps(clean(summary), indent=2).encode())
+
+    def _costs(self) -> dict[str, dict[str, float]]:
+        """Of every client that took part: rounds, bytes and FLOPs in all, means of its other numbers."""
+        costs: dict[str, dict[str, float]] = {}
+        with (self.path / "participation.jsonl").open() as file:
+            for line in file:
+                told = json.loads(line)
+                cost = costs.setdefault(told.pop("client"), {"rounds": 0})
+                cost["rounds"] += 1
+                del told["round"]
+                for name, value in told.items():
+                    if value is not None:
+                        cost[name] = cost.get(name, 0.0) + value
+        for cost in costs.values():
+            for name in cost.keys() - {"rounds", "bytes_up", "bytes_down", "flops"}:
+                cost[name] /= cost["rounds"]
+        return costs

@@ -1,0 +1,267 @@
+"""The server: rounds of sample → send → train → merge → evaluate → checkpoint → callbacks.
+
+    result = run(algorithm, federation, Options(rounds=50, sample=0.2))
+    result.summary["accuracy"]
+
+`run` never sees a client's data or private state: it talks to an exchange, which reaches clients in this process (the
+default), in worker processes (`exchange.processes`) or over a network (`deploy`). The result does not depend on the
+exchange, the number of workers, the order of clients, interruptions or evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.seeds import seeded
+from pfedgate.core.types import Card, Federation, Round, State, Update
+from pfedgate.engine import metrics, wire
+from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
+from pfedgate.engine.endpoint import NOVEL, ClientError, Endpoint, Reply, Scored, serve
+from pfedgate.engine.metrics import Record
+from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster
+from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
+from pfedgate.training.memory import steady
+from pfedgate.training.stacked import group_size
+
+__all__ = ["Cards", "ClientError", "Exchange", "Options", "Result", "run", "serve"]
+
+Callback = Callable[[Record], None]
+
+
+class Exchange(Protocol):
+    """How a round reaches clients. Replies come in the order of the cards, whatever happens in between."""
+
+    def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
+        """One training round; private states are kept by the clients."""
+
+    def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
+        """Scores of personal models; changes nothing."""
+
+    def close(self) -> None:
+        """Stop whatever was started."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the server's State, a record per round, the summary, the last scores."""
+
+    server: State
+    history: list[Record]
+    summary: Record
+    scores: list[Scored] = field(default_factory=list)
+    novel: list[Scored] = field(default_factory=list)
+    store: Store | None = None
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation | Cards,
+    options: Options = DEFAULTS,
+    *,
+    exchange: Callable[..., Exchange] = Endpoint,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train an algorithm on a federation.
+
+    federation  clients with their data; or only their cards, if the exchange knows where the data is
+    exchange    called with (algorithm, federation, store, device): how to reach clients. Default: here; or
+                functools.partial(Processes, workers=4); or anything that satisfies `Exchange`
+    folder      keep metrics, checkpoints and private states here; then a killed run can be resumed
+    resume      go on from the folder's last checkpoint (from the start if there is none yet)
+    callbacks   called with {"event": "start" | "round" | "end", …}
+    """
+    shared = bool(getattr(getattr(exchange, "func", exchange), "shared_store", False))
+    steady()
+    with nullcontext() if folder is None else alone(folder), one_thread():
+        engine = Engine(algorithm, federation, options, folder, resume, callbacks, shared)
+        reach = exchange(algorithm, federation, engine.store, choose_device(options.device))
+        try:
+            return engine.run(reach)
+        finally:
+            reach.close()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, as in every worker: bits depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes cuda, then mps, then cpu."""
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class Engine:
+    """One run. Use `run`."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation | Cards,
+        options: Options,
+        folder: str | Path | None,
+        resume: bool,
+        callbacks: Sequence[Callback],
+        shared_store: bool = False,
+    ) -> None:
+        self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
+        self.roster = Roster.of(federation, "clients", options)
+        self.novel = Roster.of(federation, "novel", options)
+        self.folder = None if folder is None else RunFolder(folder, resume=resume)
+        self.start: Checkpoint | None = None
+        self.store: Store = TemporaryStore() if shared_store else MemoryStore()
+        if self.folder is not None:
+            self.start = self.folder.load(fingerprint(algorithm, options))
+            committed = None if self.start is None else self.start.commit
+            self.store = DiskStore.recover(self.folder.private, committed)
+
+    def run(self, reach: Exchange) -> Result:
+        """All rounds, from the start or from the last checkpoint."""
+        options = self.options
+        if self.start is None:
+            with seeded(options.seed, "init_server"):
+                server = self.algorithm.init_server(options.seed)
+            history: list[Record] = []
+        else:
+            server, history = self.start.server, list(self.start.history)
+            self._keep_best(server, history)
+        self._tell({"event": "start", "round": len(history), "rounds": options.rounds})
+        scores: list[Scored] = []
+        for index in range(len(history), options.rounds):
+            began = time.perf_counter()
+            round = self._round(index, history)
+            server, record, replies = self._train(reach, server, round)
+            trained = time.perf_counter()
+            if self._due(index + 1):
+                scores = self._evaluate(reach, server, round, record)
+            history.append(record)
+            timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
+            self._checkpoint(server, history, replies, timing)
+            self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
+        if not scores and history and options.evaluate_every:
+            # Resumed after the last round: the scores were not kept, so take them again (it changes nothing).
+            scores = self._evaluate(reach, server, self._round(len(history) - 1, history[:-1]), {})
+        return self._finish(reach, server, history, scores)
+
+    def _round(self, index: int, history: Sequence[Record]) -> Round:
+        scores = [r["after_broadcast"].get("val_accuracy") for r in history if "after_broadcast" in r]
+        validation = [score for score in scores if score is not None]
+        factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
+        total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
+        return Round(index, self.options.rounds, self.options.seed, factor, total)
+
+    def _due(self, done: int) -> bool:
+        every = self.options.evaluate_every
+        return bool(every) and (done % every == 0 or done == self.options.rounds)
+
+    def _chunks(self, cards: Sequence[Card]) -> list[list[Card]]:
+        """Groups trained together. They depend on the cards alone, not on workers or on any order."""
+        size = 1
+        if self.options.stack and self.algorithm.stacks:
+            size = group_size(self.algorithm.task) if self.options.stack == "auto" else int(self.options.stack)
+            # Alike sizes together: stacked clients are padded to the largest of their group.
+            cards = sorted(cards, key=lambda card: (card.n_train, card.id))
+        return [list(cards[at : at + size]) for at in range(0, len(cards), size)]
+
+    def _train(self, reach: Exchange, server: State, round: Round) -> tuple[State, Record, list[Record]]:
+        cards = self.roster.draw(self.options.sample, self.options.seed, round.index)
+        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
+        numbers: list[dict[str, float]] = []
+        refused: list[str] = []
+        replies: list[Record] = []
+
+        def good() -> Iterator[tuple[Card, Update]]:
+            for reply in reach.train(server, round, self._chunks(cards)):
+                noted = {"round": round.index + 1, "client": reply.card.id}
+                replies.append({**noted, "bytes_up": reply.up, "bytes_down": reply.down})
+                reason = reply.reason or self._fault(server, round, reply)
+                if reply.update is None or reason:
+                    where = f"client {reply.card.id!r}, round {round.index + 1}"
+                    refused.append(f"{where}: {reason or 'no reply'}")
+                    continue
+                numbers.append(dict(reply.update.metrics))
+                replies[-1].update(reply.update.metrics)
+                yield reply.card, reply.update
+
+        with seeded(self.options.seed, "merge", round.index):
+            updates = good()
+            server = self.algorithm.merge(server, updates, round)
+            for _ in updates:  # a merge that stops early must not leave clients untrained
+                pass
+        if not numbers:
+            raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refused[0]}")
+        record |= {way: sum(reply[way] for reply in replies) for way in ("bytes_up", "bytes_down")}
+        record |= {"refused": len(refused), **metrics.means(numbers)}
+        if refused:
+            record["refusals"] = refused
+        return server, record, replies
+
+    def _fault(self, server: State, round: Round, reply: Reply) -> str:
+        if reply.update is None:
+            return ""
+        got = self.algorithm.send(server, reply.card, round)
+        return wire.fault(reply.update) or self.algorithm.check(got, reply.update) or ""
+
+    def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
+        scores = list(reach.evaluate(server, round, self.roster, self.options.points))
+        for point in self.options.points:
+            record[point] = metrics.summarise([score for score in scores if score.point == point])
+        return scores
+
+    def _checkpoint(self, server: State, history: list[Record], replies: list[Record], timing: Record) -> None:
+        if self.folder is None:
+            return
+        self.folder.note(history[-1], replies, timing)
+        done = len(history)
+        best = self.options.keep_best and metrics.best_round(history) == done
+        if done % self.options.checkpoint_every and done != self.options.rounds and not best:
+            return
+        about = fingerprint(self.algorithm, self.options)
+        self.folder.save(Checkpoint(server, history, self.store.tag), about)
+        self.store.commit()
+        self._keep_best(server, history)
+
+    def _keep_best(self, server: State, history: list[Record]) -> None:
+        """Keep this State if it is the best on validation so far; repeated after a crash, it changes nothing."""
+        if self.folder is not None and isinstance(self.store, DiskStore) and self.options.keep_best:
+            kept = self.folder.best()
+            if metrics.best_round(history) == len(history) != (kept and kept[1]):
+                self.folder.keep_best(server, self.store, len(history))
+
+    def _finish(self, reach: Exchange, server: State, history: list[Record], scores: list[Scored]) -> Result:
+        summary = metrics.overall(history)
+        novel: list[Scored] = []
+        if self.options.novel and len(self.novel) and history:
+            round = self._round(len(history) - 1, history[:-1])
+            novel = list(reach.evaluate(server, round, self.novel, (NOVEL,)))
+            summary["novel"] = metrics.summarise(novel)
+        peaks: list[Any] = [metrics.peak_bytes(), getattr(reach, "peak_bytes", 0)]
+        summary["peak_bytes"] = max(peaks)
+        if self.folder is not None:
+            self.folder.finish(summary, [*scores, *novel])
+        self._tell({"event": "end", **summary})
+        return Result(server, history, summary, scores, novel, self.store)
+
+    def _tell(self, event: Record) -> None:
+        for callback in self.callbacks:
+            callback(event)

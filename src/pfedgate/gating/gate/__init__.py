@@ -1,0 +1,1 @@
+"""The private gate of a client: network, config, features, norms, start."""

@@ -1,0 +1,256 @@
+"""The private gate of a client (the paper's "Adaptive Gating Layer"): batch -> weights M, importances G.
+
+``x -> switchable norm -> features -> FC (d_X -> L) -> post-norm -> activation -> mean over the batch``: one
+path for M, one for G, optionally one for a shift of the classes. All of it is private and never sent.
+
+Where the default departs from the paper, and why (measured; ``GateConfig.paper()`` is the literal one):
+
+* features are pooled: on flattened pixels the gate would be larger than the model;
+* M is centred on 1: a plain sigmoid starts at 1/2, halves every layer, and training stalls at chance;
+* the post-norm is taken over the blocks: over the batch, it removes the batch from the mean over the batch.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.gate.features import POOLS, Features, Reader, kind_of
+from pfedgate.gating.gate.norms import BlockNorm, SwitchableNorm
+
+__all__ = ["Gate", "GateConfig", "GateOutput"]
+
+
+class GateOutput(NamedTuple):
+    """What the gate decides, ``[L]`` and ``[classes]`` for a batch; with a leading ``N`` per sample."""
+
+    weights: Tensor  # M
+    importance: Tensor  # G
+    shift: Tensor | None
+
+
+class Gate(nn.Module):
+    """The gate of one client for a model of ``blocks`` blocks, ``model_size`` parameters and ``model_flops`` FLOPs.
+
+    ``example`` is a batch like those to come (only its shape and kind matter). Integer tokens are read
+    through ``embedding``, which stays the model's own: neither registered here nor trained through the gate;
+    without one, through a fixed hash. ``generator`` makes the initialisation reproducible.
+
+    >>> gate = Gate(torch.zeros(2, 3, 32, 32), 53, GateConfig(), model_size=256_830)
+    >>> gate.size, gate(torch.randn(8, 3, 32, 32)).weights.shape
+    (5418, torch.Size([53]))
+    """
+
+    client_features: Tensor
+    client_mean: Tensor
+    client_var: Tensor
+    client_samples: Tensor
+
+    def __init__(
+        self,
+        example: Tensor,
+        blocks: int,
+        config: GateConfig | None = None,
+        *,
+        model_size: int,
+        model_flops: float = math.inf,
+        embedding: nn.Embedding | None = None,
+        classes: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        config = GateConfig() if config is None else config
+        if blocks < 1 or model_size < 1:
+            raise ValueError(f"a gate needs at least one block and one parameter: got {blocks}, {model_size}")
+        if config.shift and not classes:
+            raise ValueError("GateConfig.shift adds one value per class: pass classes=...")
+        self.config, self.blocks, self.model_size, self.model_flops = config, blocks, model_size, model_flops
+        self.classes = (classes or 0) if config.shift else 0
+        self.paths = config.paths if config.train_weights else 1  # learned ones: M and G, or one of them
+        self.reader = self._fit(example, embedding)
+        # Only scope "batch" may depend on who else is in the batch.
+        track = config.scope == "batch"
+        self.pre_norm: SwitchableNorm | None = None
+        if config.pre_norm:
+            self.pre_norm = SwitchableNorm(self.reader.channels, self.reader.norm_rank, track=track)
+        # One matrix for all paths (rows: M, then G, then classes): one product instead of three.
+        # Built without numbers, so that a given generator is the only one that is read.
+        fc = nn.Linear(self.reader.features, self.paths * blocks + self.classes, device="meta")
+        self.fc = fc.to_empty(device=torch.get_default_device())
+        self.post_norm: BlockNorm | None = None
+        if config.post_norm != "none":
+            self.post_norm = BlockNorm(self.paths, blocks, kind=config.post_norm, track=track)
+        if config.scope == "client":
+            channels, positions = self.reader.channels, self.reader.positions
+            self.register_buffer("client_features", torch.zeros(channels, positions))
+            self.register_buffer("client_mean", torch.zeros(channels))
+            self.register_buffer("client_var", torch.ones(channels))
+            self.register_buffer("client_samples", torch.zeros((), dtype=torch.int64))
+        self._initialise(generator)
+
+    @property
+    def size(self) -> int:
+        """Number of private parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def flops(self) -> float:
+        """Per sample, forward."""
+        return self._flops_with(self.reader)
+
+    def forward(self, x: Tensor) -> GateOutput:
+        """M, G and the class shift for this batch (means over it), or for the client if that is the scope."""
+        return self.decide(self.remembered() if self.config.scope == "client" else self.read(x))
+
+    def per_sample(self, x: Tensor) -> GateOutput:
+        """The same before the mean over the batch: ``[N, L]`` and ``[N, classes]``."""
+        return self.decide(self.read(x), mean=False)
+
+    def read(self, x: Tensor) -> Features:
+        """What the gate sees of a batch. No parameter is involved: it may be kept for the next epoch."""
+        return self.reader(x, self.fc.weight.dtype)
+
+    def decide(self, seen: Features, *, mean: bool = True) -> GateOutput:
+        """M, G and the class shift from what :meth:`read` saw (or from some of its rows)."""
+        h = (seen.pooled if self.pre_norm is None else self.pre_norm.pooled(*seen)).flatten(1)
+        z = self.fc(h)
+        shift = None
+        if self.classes:
+            z, shift = z.split((self.paths * self.blocks, self.classes), 1)
+            shift = shift.mean(0) if mean else shift
+        z = z.reshape(len(z), self.paths, self.blocks)
+        if self.post_norm is not None:
+            z = self.post_norm(z)
+        weights, importance = self._activate(z, mean)
+        return GateOutput(weights, importance, shift)
+
+    def _activate(self, z: Tensor, mean: bool) -> tuple[Tensor, Tensor]:
+        """M and G from the learned paths ``z [N, paths, L]``."""
+        config = self.config
+        bounded = torch.sigmoid(z)
+        paths = bounded.mean(0) if mean else bounded.movedim(1, 0)
+        weights, importance = paths.unbind(0) if len(paths) == 2 else (paths[0], paths[0])
+        if not config.train_weights:
+            return torch.ones_like(importance), importance
+        if config.activation in ("linear", "none"):
+            weights = z[:, 0].mean(0) if mean else z[:, 0]
+        if config.activation == "centred":
+            # In these forms sigmoid(0) = 1/2 gives exactly 1, also after the mean.
+            weights = 2 * weights if config.weight_range == 1 else 1 + 2 * config.weight_range * (weights - 0.5)
+        elif config.activation == "linear":
+            weights = 1 + config.weight_range * weights
+        return weights, weights if config.paths == 1 else importance
+
+    @torch.no_grad()
+    def remember(self, batches: Iterable[Tensor]) -> None:
+        """Store the mean over all of a client's training data: what scope ``"client"`` decides from."""
+        if self.config.scope != "client":
+            raise ValueError(f"remember() is for scope='client', this gate has scope={self.config.scope!r}")
+        count = 0
+        pooled = torch.zeros_like(self.client_features, dtype=torch.float64)  # thousands of samples
+        first, second = torch.zeros_like(pooled[:, 0]), torch.zeros_like(pooled[:, 0])
+        for x in batches:
+            seen = self.reader(x, torch.float64)
+            count += len(seen.mean)
+            pooled += seen.pooled.sum(0)
+            first += seen.mean.sum(0)
+            second += (seen.var + seen.mean.square()).sum(0)
+        if not count:
+            raise ValueError("remember() got no data: pass the batches of the client's training set")
+        mean = first / count
+        self.client_features.copy_(pooled / count)
+        self.client_mean.copy_(mean)
+        self.client_var.copy_((second / count - mean.square()).clamp_(min=0))
+        self.client_samples.fill_(count)
+        if self.pre_norm is not None:  # the client is the batch
+            self.pre_norm.running_mean.copy_(self.client_mean)
+            self.pre_norm.running_var.copy_(self.client_var)
+
+    def remembered(self) -> Features:
+        """The stored client as a batch of one."""
+        if not int(self.client_samples):
+            raise RuntimeError(
+                "a gate with scope='client' decides from all of the client's training data: "
+                "call gate.remember(batches) before the first forward"
+            )
+        return Features(self.client_features[None], self.client_mean[None], self.client_var[None])
+
+    def _fit(self, example: Tensor, embedding: nn.Embedding | None) -> Reader:
+        """The reader with the largest pooling that keeps the gate within its shares of the model's size and FLOPs."""
+        config = self.config
+        pools = POOLS[kind_of(example)] if config.pool is None else (config.pool,)
+        patches, last = config.features == "patches", config.channels_last
+        for pool in pools:
+            reader = Reader(example, pool, embedding=embedding, patches=patches, channels_last=last)
+            size = self._size_with(reader)
+            fits = size <= config.max_share * self.model_size
+            if fits and self._flops_with(reader) <= config.max_flops * self.model_flops:
+                return reader
+        if fits:  # the plan takes what is too much from the budget
+            return reader
+        warnings.warn(
+            f"the gate has {size:,} parameters, {size / self.model_size:.1%} of the model's "
+            f"{self.model_size:,} (wanted: at most {config.max_share:.1%}), from {reader.features} features "
+            f"and {self.blocks} blocks: use fewer blocks, a smaller pool or paths=1, or raise max_share",
+            stacklevel=3,
+        )
+        return reader
+
+    def _size_with(self, reader: Reader) -> int:
+        """2 d_X L and a few: biases, post-norm, switchable norm, class shift."""
+        outputs = self.paths * self.blocks
+        size = (reader.features + 1) * (outputs + self.classes)
+        if self.config.post_norm != "none":
+            size += 2 * outputs
+        if self.config.pre_norm:
+            size += 2 * reader.channels + (4 if reader.norm_rank == 2 else 6)
+        return size
+
+    def _flops_with(self, reader: Reader) -> float:
+        """Per sample: one product for all paths, and the mixture of two or three means and variances."""
+        statistics = min(reader.norm_rank, 3) if self.config.pre_norm else 0
+        return 2.0 * reader.features * (self.paths * self.blocks + self.classes) + 4.0 * statistics * reader.channels
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator | None) -> Gate:
+        """Draw the weights anew, from ``generator`` alone: another client's gate, otherwise like this one."""
+        config, learned = self.config, self.paths * self.blocks
+        bound = self.reader.features**-0.5  # torch's own rule for Linear, but from `generator`
+        self.fc.weight.uniform_(-bound, bound, generator=generator)
+        self.fc.bias.uniform_(-bound, bound, generator=generator)
+        self.fc.weight[learned:] = 0
+        self.fc.bias[learned:] = 0
+        if config.train_weights and self.post_norm is None:
+            scale, offset = self._start
+            self.fc.weight[: self.blocks] *= scale
+            self.fc.bias[: self.blocks] *= scale
+            self.fc.bias[: self.blocks] += offset
+        return self
+
+    @property
+    def _start(self) -> tuple[float, float]:
+        """Spread and offset of M's path at the start."""
+        if self.config.init == "ones":
+            return 0.0, (1.0 if self.config.activation == "none" else 0.0)
+        return self.config.initial_scale, self.config.initial_bias
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        self.draw(generator)
+        if self.config.train_weights and self.post_norm is not None:
+            scale, offset = self._start
+            self.post_norm.weight[0] *= scale
+            self.post_norm.bias[0] += offset
+
+    def extra_repr(self) -> str:
+        reader, share = self.reader, self.size / self.model_size
+        return (
+            f"{self.blocks} blocks from {reader.features} features ({reader.kind}), "
+            f"scope={self.config.scope!r}, {self.size:,} parameters = {share:.1%} of the model"
+        )

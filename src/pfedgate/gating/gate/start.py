@@ -1,0 +1,84 @@
+"""Where the importances G of a new gate begin: an order of the blocks of each layer, alike for every batch.
+
+With random importances every batch, and every client, keeps other blocks before the gate has learned anything; what one
+step has trained the next leaves out. So G begins as a fixed order, and hardly depends on the batch yet:
+
+* ``magnitude``: the blocks with the largest weights first, for a model that was trained before;
+* ``nested``: blocks as they stand, for training from scratch. All clients begin with parts of one small model, and live
+  channels are neighbours, which run faster.
+
+The selection adds importances up, so the many cheap blocks of one layer would crowd out the dear ones of another (at .3
+of all resources, 5 of 32 channels of a first convolution and 58 of 64 of the second). Hence gates begin with the widths
+whose live shares have the largest product: doubling a narrow layer counts as much as doubling a wide one. Only if
+nothing but parameters is bound, layers whose weights work at many places (convolutions) begin ahead of the others
+instead: there a weight does more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfedgate.gating.gate.network import Gate
+from pfedgate.gating.plan import BlockPlan
+from pfedgate.gating.selection.budget import Budget
+
+GAP = 2.0  # far enough apart that no cheap blocks together outweigh a dear one, near enough for sigmoids to learn
+
+
+@torch.no_grad()
+def rank(gate: Gate, plan: BlockPlan, budget: Budget, model: nn.Module) -> None:
+    """Let a new gate rank the blocks of a plan as its config says; where nothing is dropped, nothing is ranked.
+
+    >>> import pfedgate
+    >>> model = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 2))
+    >>> gated = pfedgate.gate(model, (4, 8), budget=0.5, gate={"ranking": "nested", "max_share": 1})
+    >>> _ = gated(torch.randn(4, 8))
+    >>> gated.last.kept[:10].astype(int)
+    array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
+    """
+    how, norm = gate.config.ranking, gate.post_norm
+    whole = set(budget.bound().values()) == {1.0}
+    if how == "random" or whole or gate.config.paths < 2 or norm is None:
+        return
+    path = gate.paths - 1
+    norm.weight[path] *= gate.config.initial_scale
+    sizes = _magnitudes(plan, model) if how == "magnitude" else -np.arange(len(plan.blocks))
+    first = 0
+    for group, ahead in zip(plan.costs.groups, _ahead(plan, budget), strict=True):
+        blocks = plan.optional[first : first + group.count]
+        order = blocks[np.argsort(-sizes[blocks], kind="stable")]
+        norm.bias[path, torch.from_numpy(order)] = (torch.linspace(1, -1, group.count) + ahead).to(norm.bias)
+        first += group.count
+
+
+def _ahead(plan: BlockPlan, budget: Budget) -> list[Tensor]:
+    """What is added to the values of each group's blocks, in their order."""
+    groups, bound = plan.costs.groups, set(budget.bound())
+    if bound == {"params"}:
+        dense = {row.layer for row in plan.rows if row.flops > 4 * row.params}
+        return [torch.full((group.count,), float(group.name in dense)) for group in groups]
+    if not bound <= plan.costs.dense().keys():  # latency that has not been measured yet
+        return [torch.zeros(group.count) for group in groups]
+    return [torch.where(torch.from_numpy(kept), GAP, -GAP) for kept in _wide(plan, budget)]
+
+
+def _wide(plan: BlockPlan, budget: Budget) -> list[np.ndarray]:
+    """Which blocks of each group make the product of all live shares largest: a block adds a logarithm, exactly."""
+    groups = plan.costs.groups
+    live = [np.maximum(1, group.first + group.step * np.arange(group.count + 1)) for group in groups]
+    kept = plan.selector(budget).select(np.concatenate([np.diff(np.log(units)) for units in live]))
+    return np.split(kept, np.cumsum([group.count for group in groups])[:-1])
+
+
+def _magnitudes(plan: BlockPlan, model: nn.Module) -> np.ndarray:
+    """The sum of the absolute weights of every block."""
+    found = np.zeros(len(plan.blocks))
+    for name, parameter in model.named_parameters():
+        owner = plan.owners[name]
+        size: Tensor = parameter.detach().abs().double()
+        if owner.axis is not None:
+            size = size.movedim(owner.axis, 0).reshape(len(owner.block), -1).sum(1)
+        found += np.bincount(owner.block, weights=size.flatten().cpu().numpy(), minlength=len(found))
+    return found

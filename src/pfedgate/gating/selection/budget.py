@@ -1,0 +1,214 @@
+"""Budgets, and the choice of blocks under them: the most important blocks that fit (paper, §4.2, eq. 6).
+
+``I* = argmax I @ G  subject to  cost(I) <= budget`` for every bound resource at once. The blocks of a group cost the
+same, so within a group the best k are its k most important, and only the number kept per group is to be found.
+Four solvers do that; `Selector` takes the first that suits:
+
+- `Frontier`: few groups, any resources. All maximal vectors of counts are listed once; then a look-up per batch. Exact.
+- `Halves`: a dozen groups, one resource without products of groups. The same for each half of them. Exact.
+- `Knapsack`: any number of groups, one resource without products of groups. Exact.
+- `Deep`: anything else. Never over the budget, and within half a percent of the optimum.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from pfedgate.gating.selection.costs import RESOURCES, Bools, CostModel, Floats, Group, Term
+from pfedgate.gating.selection.deep import Deep
+from pfedgate.gating.selection.frontier import Frontier
+from pfedgate.gating.selection.frontier import small_enough as few_groups
+from pfedgate.gating.selection.halves import Halves
+from pfedgate.gating.selection.halves import small_enough as a_dozen_groups
+from pfedgate.gating.selection.knapsack import Knapsack
+from pfedgate.gating.selection.problem import Problem, Solver
+
+__all__ = ["RESOURCES", "Budget", "CostModel", "Group", "InfeasibleBudget", "Selector", "Term"]
+
+PLAIN_NUMBER_BINDS = ("params", "flops", "activation_bytes")
+
+
+class InfeasibleBudget(ValueError):
+    """The blocks that are always kept alone cost more than the budget.
+
+    `smallest` holds, for each violated resource, the smallest feasible value in absolute terms.
+    """
+
+    def __init__(self, message: str, smallest: dict[str, float]) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of each resource one batch may use; None leaves a resource free.
+
+    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `latency_ms` is always absolute.
+
+    >>> Budget(params=0.3)
+    Budget(params=0.3, flops=None, activation_bytes=None, latency_ms=None)
+    """
+
+    params: float | None = None
+    flops: float | None = None
+    activation_bytes: float | None = None
+    latency_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for resource, value in self.bound().items():
+            if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise TypeError(f"budget for {resource} must be a number, got {value!r}")
+            if not math.isfinite(value) or value <= 0:
+                kind = "milliseconds > 0" if resource == "latency_ms" else "a share in (0, 1] or a larger absolute cost"
+                raise ValueError(f"budget for {resource} must be {kind}, got {value!r}; leave it out to not bind it")
+
+    def bound(self) -> dict[str, float]:
+        """The resources that are bound, with their values as given."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {resource: value for resource, value in values.items() if value is not None}
+
+    @classmethod
+    def of(
+        cls, value: float | Mapping[str, float | None] | Budget, resources: Sequence[str] = PLAIN_NUMBER_BINDS
+    ) -> Budget:
+        """A budget from a share for all of `resources`, from a mapping by resource, or from a budget.
+
+        >>> Budget.of(0.5, resources=("params",)) == Budget.of({"params": 0.5}) == Budget(params=0.5)
+        True
+        """
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, Mapping):
+            return cls(**{_known(name): share for name, share in value.items()})
+        if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool) and value > 1:
+            raise ValueError(
+                f"a budget given as one number is a share in (0, 1], got {value!r}; "
+                f"for an absolute one name the resource: Budget(params={value!r})"
+            )
+        resources = (resources,) if isinstance(resources, str) else resources
+        if not resources:
+            raise ValueError(f"a budget must bind at least one resource of {', '.join(RESOURCES)}")
+        if "latency_ms" in resources:
+            raise ValueError("latency has no share of the dense model; bind it in milliseconds: Budget(latency_ms=...)")
+        return cls(**{_known(name): value for name in resources})
+
+    def limits(self, costs: CostModel) -> dict[str, float]:
+        """The largest allowed cost of each bound resource, as an absolute value."""
+        dense = costs.dense()
+        if self.latency_ms is not None and "latency_ms" not in dense:
+            raise ValueError("latency_ms is bound but the cost model has no latency terms; measure a profile first")
+        return {
+            resource: float(value)
+            if resource == "latency_ms" or value > 1
+            else _share_of(dense.get(resource, 0.0), float(value))
+            for resource, value in self.bound().items()
+        }
+
+
+def _known(name: str) -> str:
+    if name in RESOURCES:
+        return name
+    near = difflib.get_close_matches(str(name), RESOURCES, n=1, cutoff=0.3)
+    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(RESOURCES)}"
+    raise ValueError(f"unknown resource {name!r} in the budget; {hint}")
+
+
+def _share_of(dense: float, share: float) -> float:
+    """The largest cost whose share of `dense` is at most `share` *as computed by a division*.
+
+    0.29 * 100 is a hair below 29 in floating point, but 29 of 100 blocks is a density of 0.29.
+    """
+    limit = float(share * dense)
+    while dense and (above := _next(limit)) / dense <= share:
+        limit = above
+    return limit
+
+
+def _next(value: float) -> float:
+    return float(np.nextafter(value, math.inf))
+
+
+class Selector:
+    """Chooses the optional blocks to keep, for one cost model and budget.
+
+    >>> groups = (Group("hidden", units=10, first=1, step=3, count=3),)
+    >>> selector = Selector(CostModel(groups, (Term("params", 200.0, (0,)),)), Budget(params=0.5))
+    >>> selector.select(np.array([0.2, 0.9, 0.4]))
+    array([False,  True, False])
+    """
+
+    def __init__(self, costs: CostModel, budget: Budget) -> None:
+        self.costs = costs
+        self.budget = budget
+        self.limits = budget.limits(costs)
+        _check_feasible(costs, self.limits)
+        self._problem = Problem.of(costs, self.limits)
+        self._solver = _solver(self._problem)
+
+    @property
+    def solver(self) -> str:
+        """Name of the method in use."""
+        return type(self._solver).__name__ if self._solver else "everything fits"
+
+    def select(self, importance: Floats) -> Bools:
+        """The best mask over all optional blocks, given their importances, both concatenated group by group.
+
+        A block of negative importance is never kept. Of equally good masks the one that keeps the blocks of lower
+        index wins where all are listed; every solver is deterministic and has no memory.
+        """
+        ranked = self._problem.rank(importance)
+        kept = self._problem.counts if self._solver is None else self._solver.solve(ranked.prefix)
+        return ranked.mask(kept)
+
+    def reachable_masks(self, limit: int = 10**6) -> int:
+        """How many masks are optimal for some positive importances, counted up to `limit`.
+
+        Exact for few groups. For the other solvers a lower bound, but 1 exactly if there is only one such mask: then
+        the gate cannot choose anything, and the budget or the blocks should be changed.
+        """
+        return min(limit, self._problem.reachable(self._solver.maximal() if self._solver else None, limit))
+
+
+def _solver(problem: Problem) -> Solver | None:
+    if not problem.limits.size:
+        return None
+    if few_groups(problem) and (listed := Frontier(problem)).quick:
+        return listed
+    if a_dozen_groups(problem):
+        return Halves(problem)
+    return Knapsack(problem) if problem.limits.size == 1 and not problem.pairs.any() else Deep(problem)
+
+
+def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
+    smallest, dense = costs.smallest(), costs.dense()
+    over = {r: smallest[r] for r, limit in limits.items() if smallest.get(r, 0.0) > limit}
+    if not over:
+        return
+    parts = []
+    for resource, least in over.items():
+        asked = f"{limits[resource]:,.6g}"
+        if resource == "latency_ms":
+            parts.append(f"{resource}: asked {asked} ms, smallest feasible {_up(least, 4):,.6g} ms")
+        else:
+            share, asked_share = _up(least / dense[resource], 4), limits[resource] / dense[resource]
+            parts.append(
+                f"{resource}: asked {asked_share:.4g} of the dense model ({asked}), "
+                f"smallest feasible {share:.4f} ({math.ceil(least):,})"
+            )
+    raise InfeasibleBudget(
+        "the blocks that are always kept alone exceed the budget: " + "; ".join(parts) + ". "
+        "Raise the budget to at least that, or keep less always (a smaller first block: smallest=...; finer blocks; "
+        "fewer layers that are kept whole).",
+        over,
+    )
+
+
+def _up(value: float, digits: int) -> float:
+    """Rounded up, so that the printed value is itself feasible."""
+    scale = 10.0**digits
+    return math.ceil(value * scale) / scale

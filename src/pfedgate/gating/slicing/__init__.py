@@ -1,0 +1,1 @@
+"""Running only live units: trace, axes, analysis, live, execute, compact, rules."""

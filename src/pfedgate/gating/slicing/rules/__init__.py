@@ -1,0 +1,1 @@
+"""What each operation does with dead units: one rule per kind of operation."""

@@ -1,0 +1,138 @@
+"""Rules for batch, layer and group norm: exact, because the scale and shift of a dropped unit are dropped with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from pfedgate.gating.slicing.analysis import Analysis
+from pfedgate.gating.slicing.axes import dense
+from pfedgate.gating.slicing.rules.layers import parameter_names
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run
+
+
+class BatchNormRule(Rule):
+    """A dropped channel's running statistics stay untouched: nothing was seen of it."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        module: Any = analysis.module(node)
+        held = analysis.tensor_layout(node.args[0])
+        self.place = str(node.target)
+        names = parameter_names(analysis, module)
+        self.weight, self.bias = names.get("weight"), names.get("bias")
+        if held is not None:
+            if held.axis != 1:
+                raise CannotSlice("the units do not lie on the channel axis")
+            if not module.affine:
+                raise CannotSlice("a norm without scale and shift moves zeros")
+            analysis.spaces.mark(held.parts, consumer="norm")
+        self.out = held
+        parts = dense(module.num_features) if held is None else held.parts
+        analysis.claim(module.weight, {0: parts})
+        analysis.claim(module.bias, {0: parts})
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = run.module(self.place)
+        weight, bias = run.optional(self.weight), run.optional(self.bias)
+        index = None if self.out is None else run.index(self.out.parts)
+        mean, var = module.running_mean, module.running_var
+        moves = module.training and mean is not None
+        factor = 0.0 if module.momentum is None else module.momentum
+        if moves and module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+            if module.momentum is None:
+                factor = 1.0 / float(module.num_batches_tracked)
+        if index is not None and mean is not None:
+            mean, var = mean.index_select(0, index), var.index_select(0, index)
+        y = F.batch_norm(args[0], mean, var, weight, bias, module.training or mean is None, factor, module.eps)
+        if index is not None and moves:
+            module.running_mean.index_copy_(0, index, mean)
+            module.running_var.index_copy_(0, index, var)
+        return y
+
+
+class LayerNormRule(Rule):
+    """Statistics over all units, the dropped ones known to be zero; then scale and shift of live ones."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        module: Any = analysis.module(node)
+        held = analysis.tensor_layout(node.args[0])
+        names = parameter_names(analysis, module)
+        self.place, self.weight, self.bias = str(node.target), names.get("weight"), names.get("bias")
+        if held is not None:
+            last = len(analysis.shape(node)) - 1
+            if held.axis != last or module.weight is None or len(module.normalized_shape) != 1:
+                raise CannotSlice("its scale and shift do not match the units")
+            analysis.spaces.mark(held.parts, consumer="norm")
+        self.out = held
+        for parameter in (module.weight, module.bias):
+            analysis.claim(parameter, {} if held is None else {0: held.parts})
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, module = args[0], run.module(self.place)
+        weight, bias = run.optional(self.weight), run.optional(self.bias)
+        if self.out is None or x.shape[-1] == self.out.length:
+            return F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+        units, zeros = self.out.length, self.out.length - x.shape[-1]
+        mean = x.sum(-1, keepdim=True) / units
+        centred = x - mean
+        var = (centred.square().sum(-1, keepdim=True) + zeros * mean.square()) / units
+        y = centred * torch.rsqrt(var + module.eps)
+        return _affine(y, -1, weight, bias)
+
+
+class GroupNormRule(Rule):
+    """As for layer norm, within each group of channels."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        module: Any = analysis.module(node)
+        held = analysis.tensor_layout(node.args[0])
+        names = parameter_names(analysis, module)
+        self.place, self.weight, self.bias = str(node.target), names.get("weight"), names.get("bias")
+        if held is not None:
+            if held.axis != 1 or not module.affine:
+                raise CannotSlice("its scale and shift do not match the units")
+            analysis.spaces.mark(held.parts, consumer="norm")
+        self.out = held
+        for parameter in (module.weight, module.bias):
+            analysis.claim(parameter, {} if held is None else {0: held.parts})
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, module = args[0], run.module(self.place)
+        weight, bias = run.optional(self.weight), run.optional(self.bias)
+        index = None if self.out is None else run.index(self.out.parts)
+        if index is None:
+            return F.group_norm(x, module.num_groups, weight, bias, module.eps)
+        channels = module.num_channels // module.num_groups
+        group = index // channels
+        positions = math.prod(x.shape[2:])
+        total = channels * positions
+        zeros = total - positions * torch.bincount(group, minlength=module.num_groups)
+        mean = _group_sum(x, group, module.num_groups) / total
+        centred = x - _spread(mean, group, x)
+        squares = _group_sum(centred.square(), group, module.num_groups)
+        var = (squares + zeros * mean.square()) / total
+        y = centred * _spread(torch.rsqrt(var + module.eps), group, x)
+        return _affine(y, 1, weight, bias)
+
+
+def _group_sum(x: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Sums over positions and over the channels of each group: [N, C, ...] -> [N, G]."""
+    per_channel = x.flatten(2).sum(2) if x.ndim > 2 else x
+    return x.new_zeros(x.shape[0], groups).index_add(1, group, per_channel)
+
+
+def _spread(values: Tensor, group: Tensor, x: Tensor) -> Tensor:
+    """A value per group, for every channel: [N, G] -> [N, C, 1, ...]."""
+    return values.index_select(1, group).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+
+
+def _affine(y: Tensor, axis: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shape = [-1 if i == axis % y.ndim else 1 for i in range(y.ndim)]
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)

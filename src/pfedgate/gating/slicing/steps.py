@@ -1,0 +1,170 @@
+"""What is known of a network once its graph was read, and the shape of a rule.
+
+A `Network` is a program of steps that can run on live units only, the units along each axis of each parameter, the
+cost of every operation, and a note for every place where units have to be restored, with the reason. It holds no
+tensor and no module of the model it was read from, so copies of a model share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import Tensor, fx, nn
+
+from pfedgate.gating.slicing.axes import Layout, Parts, Space
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.analysis import Analysis
+
+Layouts = Any  # Layout | None, or nested tuples of them for nodes that return several tensors
+
+
+class CannotSlice(Exception):
+    """A rule's answer when it cannot prove that leaving units out is exact; the text is the reason."""
+
+
+class Untraceable(Exception):
+    """The network as a whole cannot be followed; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a splitter wants to cut: kinds of units it may cut, and which finished spaces it takes back."""
+
+    kinds: frozenset[str]
+    refuse: Callable[[Space], bool]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """FLOPs per sample of one operation at full width, and the units it writes and reads."""
+
+    place: str
+    flops: float
+    written: Parts
+    read: Parts
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Bytes per sample of a tensor that an operation allocates."""
+
+    place: str
+    nbytes: float
+    parts: Parts
+
+
+class Run(Protocol):
+    """One forward pass on live units, as rules see it (`execute.Sliced`; `record.Recorder` writes one down)."""
+
+    def module(self, place: str) -> Any: ...
+    def index(self, parts: Parts) -> Tensor | None: ...
+    def weight(self, name: str) -> Tensor: ...
+    def optional(self, name: str | None) -> Tensor | None: ...
+    def linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor: ...
+    def constant(self, place: str) -> Tensor: ...
+    def call(self, place: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def pick(self, x: Tensor, layout: Layout) -> Tensor: ...
+    def restore(self, x: Tensor, layout: Layout) -> Tensor: ...
+
+
+class Rule:
+    """How one node of the graph is analysed (in the constructor) and run on live units (when called)."""
+
+    out: Layouts = None
+    view = False  # the result shares memory with an argument: it costs nothing to keep
+    full = False  # the arguments must be complete tensors
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        raise NotImplementedError
+
+    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class Ref(NamedTuple):
+    """An argument that an earlier step computed; `layouts` only where it must be completed first."""
+
+    slot: int
+    layouts: Layouts = None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a step is called with. `plain`: no references inside lists, slices or keywords, and none to complete."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    plain: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node of the graph: its rule, its arguments in training and in evaluation, and what nobody needs after it."""
+
+    slot: int
+    rule: Rule
+    train: Arguments
+    evaluate: Arguments
+    release: tuple[int, ...]
+    place: str  # where a user finds it
+
+
+@dataclass
+class Network:
+    """The result of `trace.analyse`; `program` is None when the module cannot be followed (then `reason` says why)."""
+
+    program: list[Step] | None
+    reason: str = ""
+    axes: dict[str, dict[int, Parts]] = field(default_factory=dict)
+    reads: dict[str, int] = field(default_factory=dict)  # the axis of a parameter that its layer sums over
+    spaces: dict[int, Space] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    activations: list[Activation] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    outputs: set[str] = field(default_factory=set)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    alias: dict[int, int] = field(default_factory=dict)  # a space as a rule knew it -> the space it was tied into
+    hooked: set[str] = field(default_factory=set)  # layers that had hooks, which run as ever
+
+
+def describe(node: fx.Node) -> str:
+    """A place a user can find in their own code."""
+    if node.op == "call_module":
+        return str(node.target)
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return f"{target} ({node.name})"
+
+
+def as_written(node: fx.Node) -> Callable[[Run, tuple[Any, ...], dict[str, Any]], Any]:
+    """Runs a node as it is written, on whatever tensors it is given."""
+    target: Any = node.target
+    if node.op == "call_module":
+        return lambda run, args, kwargs: run.call(target, args, kwargs)
+    if node.op == "call_method":
+        return lambda run, args, kwargs: getattr(args[0], target)(*args[1:], **kwargs)
+    if _foreign(target):
+        return lambda run, args, kwargs: run.function(target, args, kwargs)
+    return lambda run, args, kwargs: target(*args, **kwargs)
+
+
+def _foreign(target: Any) -> bool:
+    """Whether a function is neither torch's nor an operator: what it does inside is not for us to look at."""
+    home = getattr(target, "__module__", None) or "torch"
+    return target is not getattr and home.partition(".")[0] not in ("torch", "_operator")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something runs around the module's forward that a rule would leave out."""
+    return any(hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """Where a module keeps its hooks, for as long as it lives."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+__all__ = ["Activation", "Arguments", "CannotSlice", "Network", "Operation", "Policy", "Ref", "Rule", "Run", "Step"]

@@ -1,0 +1,233 @@
+"""What a run leaves on disk, and how to read it again.
+
+config.toml        the resolved recipe: `pfedgate run config.toml` repeats the run
+environment.json   machine, versions, commit and command; one entry per start and resume
+metrics.jsonl      one line per round
+timing.jsonl       seconds per round
+clients.csv        one line per client and evaluation point, at the end
+summary.json       the numbers of a table row, at the end
+trackers.json      ids of the runs that trackers made of it, if there are any
+checkpoint.safetensors, best.safetensors, private/    state: see `checkpoint` and `store`
+
+run = load("runs/digits-pfedgate")
+run.summary["accuracy"], run.curve("accuracy"), run.clients[0]["client"]
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from pfedgate.config import recipe as config
+from pfedgate.config import toml
+from pfedgate.config.recipe import Recipe
+from pfedgate.runs.environment import environment, other_bits
+from pfedgate.core.errors import unknown
+from pfedgate.engine.store import DiskStore, write_atomically
+from pfedgate.core.types import State
+
+CONFIG, ENVIRONMENT, COMPARISON = "config.toml", "environment.json", "comparison.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, read when asked: a run that is still going shows what it has so far."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's own name: what tables and legends call the run."""
+        return self.path.name
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What was run."""
+        return config.resolve(self.config)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved recipe as plain tables."""
+        return toml.read(self.path / CONFIG)
+
+    @property
+    def environments(self) -> list[dict[str, Any]]:
+        """Where it ran: one entry for the start and one for every resume."""
+        found: list[dict[str, Any]] = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per round."""
+        return _lines(self.path / "metrics.jsonl")
+
+    @property
+    def participation(self) -> list[dict[str, Any]]:
+        """One record per round and sampled client."""
+        return _lines(self.path / "participation.jsonl")
+
+    @property
+    def timing(self) -> list[dict[str, Any]]:
+        """Seconds of every round: "seconds" for training, "seconds_evaluation"."""
+        return _lines(self.path / "timing.jsonl")
+
+    @property
+    def seconds(self) -> float:
+        """All rounds together, evaluation not counted."""
+        return float(sum(line["seconds"] for line in self.timing))
+
+    def curve(self, name: str, point: str = "after_broadcast") -> list[tuple[int, float]]:
+        """(round, value) of a number: one of an evaluation point, else one recorded every round."""
+        records = self.metrics
+        scored = [(r["round"], r[point][name]) for r in records if name in r.get(point, {})]
+        found = scored or [(r["round"], r[name]) for r in records if name in r]
+        if records and not found:
+            known = {key for r in records for part in (r, r.get(point, {})) for key in part}
+            raise KeyError(f"{self.path}: {unknown('metric', name, known)}")
+        return found
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """One row per client and evaluation point (also "novel"); empty until the run has ended."""
+        path = self.path / "clients.csv"
+        if not path.exists():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return [{name: _number(name, cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ran to its end."""
+        return (self.path / "summary.json").exists()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of a table row; empty until the run has ended."""
+        if not self.finished:
+            return {}
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        return found
+
+    def server(self, which: str = "last") -> State:
+        """The server's State: of the last checkpoint, or the one that was "best" on validation."""
+        return load_file(self._state(which))
+
+    def store(self, which: str = "last") -> DiskStore:
+        """The private states that belong to it, by client; for reading."""
+        if which == "best":
+            return DiskStore(self.path / "private" / "best")
+        with safe_open(self._state(which), "pt") as file:
+            return DiskStore(self.path / "private", json.loads(file.metadata()["pfedgate"])["commit"])
+
+    def _state(self, which: str) -> Path:
+        files = {"last": "checkpoint.safetensors", "best": "best.safetensors"}
+        if which not in files:
+            raise ValueError(unknown("state", which, files))
+        path = self.path / files[which]
+        if not path.exists():
+            raise FileNotFoundError(f"{self.path} holds no {which} state yet")
+        return path
+
+
+def load(path: str | Path) -> Run:
+    """The run in a folder."""
+    folder = Path(path)
+    if not (folder / CONFIG).exists():
+        if (folder / COMPARISON).exists():
+            names = ", ".join(str(run.path) for run in load_all(folder))
+            raise FileNotFoundError(f"{folder} is a comparison of several runs; choose one: {names}")
+        raise FileNotFoundError(f"{folder} holds no run: there is no {CONFIG} in it")
+    return Run(folder)
+
+
+def load_all(path: str | Path) -> list[Run]:
+    """The runs of a comparison, in its order; of a single run, that one."""
+    folder = Path(path)
+    if not (folder / COMPARISON).exists():
+        return [load(folder)]
+    names: list[str] = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+    return [load(folder / name) for name in names]
+
+
+def create(path: str | Path, recipe: Recipe) -> Run:
+    """A new run's folder with its recipe; one that holds a run already is left alone."""
+    folder = Path(path)
+    if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
+        raise FileExistsError(
+            f"{folder} already holds a run: `pfedgate resume {folder}` goes on with it; or choose another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / CONFIG, recipe.toml().encode())
+    return Run(folder)
+
+
+def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[Run]:
+    """A folder for several runs, one below it for each, all with their recipes."""
+    folder = Path(path)
+    if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
+        raise FileExistsError(f"{folder} already holds a run: `pfedgate resume {folder}` goes on; or choose another")
+    runs = [create(folder / name, recipe) for name, recipe in recipes.items()]
+    write_atomically(folder / COMPARISON, json.dumps(list(recipes)).encode())
+    return runs
+
+
+def extend(run: Run, rounds: int) -> None:
+    """Let a run go on up to another number of rounds; what it has learnt stays."""
+    recipe, done = run.recipe, len(run.metrics)
+    if rounds < done:
+        raise ValueError(f"{run.path} has {done} rounds already: it cannot go on to {rounds}")
+    if rounds == recipe.train.rounds:
+        return
+    if recipe.train.schedule in ("multi_step", "cosine"):
+        raise ValueError(f"train.schedule={recipe.train.schedule} depends on the number of rounds: start a new run")
+    longer = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, rounds=rounds))
+    write_atomically(run.path / CONFIG, longer.toml().encode())
+    for name in ("summary.json", "clients.csv"):  # of the end, which is no longer there
+        (run.path / name).unlink(missing_ok=True)
+    run.__dict__.pop("recipe", None)
+    run.__dict__.pop("config", None)
+
+
+def free(root: str | Path, name: str) -> Path:
+    """A folder that does not exist yet: root/name, or root/name-2, root/name-3, …"""
+    path, number = Path(root) / name, 2
+    while path.exists():
+        path, number = Path(root) / f"{name}-{number}", number + 1
+    return path
+
+
+def note_environment(run: Run) -> None:
+    """Add where and with what the run starts or goes on; warns if it cannot go on with the same bits here."""
+    before = run.environments if (run.path / ENVIRONMENT).exists() else []
+    now = environment()
+    if before and (other := other_bits(before[-1], now)):
+        warnings.warn(
+            f"{run.path} goes on elsewhere ({'; '.join(other)}): rounding differs, so the result will not be, bit for "
+            "bit, that of an uninterrupted run",
+            stacklevel=3,
+        )
+    write_atomically(run.path / ENVIRONMENT, json.dumps([*before, now], indent=2).encode())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    # The last one may be half written: the run may still be going.
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def _number(name: str, cell: str) -> Any:
+    if name in ("client", "point"):
+        return cell
+    return float(cell) if cell else None

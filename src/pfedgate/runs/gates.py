@@ -1,0 +1,171 @@
+"""What the gates of a run decide, for reports: the blocks each client keeps, M and G, over rounds.
+
+gates.jsonl    one line per evaluated round, beside metrics.jsonl in a simulated run's folder; never sent anywhere
+
+An algorithm with gates has a method `inspect(got, private, local)`; others have nothing to show. Looking draws from
+generators of its own and stores nothing, so a run gives the same bits with and without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.engine.roster import Options, Roster
+from pfedgate.core.seeds import seeded
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.store import DiskStore, Store, write_atomically
+from pfedgate.core.state import flat, inside
+from pfedgate.core.types import Federation, Round, State
+
+FILE = "gates.jsonl"
+MOST_CLIENTS = 200  # of more, a picture shows nothing and looking takes longer than the round: the first so many
+# How a state that cannot be looked at shows: a file cut short, tensors that are missing, of other names or shapes.
+UNREADABLE = (KeyError, RuntimeError, ValueError, OSError, SafetensorError)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+BINS = 24
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one client's gate decides about its training data."""
+
+    client: str
+    blocks: tuple[str, ...]  # names, "layer/number"
+    kept: npt.NDArray[np.bool_]
+    weights: Floats  # M
+    importance: Floats  # G
+    density: float
+    gate: Floats  # phi as one vector
+
+
+def has_gates(algorithm: Algorithm) -> bool:
+    """Whether there is anything to look at."""
+    return callable(getattr(algorithm, "inspect", None))
+
+
+def look(
+    algorithm: Algorithm,
+    federation: Federation,
+    server: State,
+    store: Store,
+    options: Options,
+    done: int,
+    *,
+    limit: int = MOST_CLIENTS,
+) -> Iterator[Seen]:
+    """The decisions of up to `limit` clients after so many rounds; clients that never trained have none."""
+    if not has_gates(algorithm):
+        return
+    endpoint = Endpoint(algorithm, federation, store)
+    round = Round(max(0, done - 1), options.rounds, options.seed)
+    for card in islice(Roster.of(federation, "clients", options), limit):
+        private = store.get(card.id)
+        if not private:
+            continue
+        with seeded(options.seed, "inspect", round.index, card.id):
+            got = algorithm.send(server, card, round)
+            found: Mapping[str, Any] = getattr(algorithm, "inspect")(got, private, endpoint.local(card, round))  # noqa: B009
+        # A file does not keep the order of names; distances between gates need one.
+        gate = sorted(inside("gate/", private).items())
+        learnt = {name: value for name, value in gate if value.is_floating_point() and ".running" not in name}
+        yield Seen(
+            card.id,
+            tuple(found["blocks"]),
+            np.asarray(found["kept"], np.bool_),
+            np.asarray(found["weights"], np.float64),
+            np.asarray(found["importance"], np.float64),
+            float(found["density"]),
+            flat(learnt).double().numpy(),
+        )
+
+
+def layers_of(blocks: Sequence[str]) -> dict[str, list[int]]:
+    """Blocks of each layer, by their names.
+
+    >>> layers_of(["conv/0", "conv/1", "fc"])
+    {'conv': [0, 1], 'fc': [2]}
+    """
+    layers: dict[str, list[int]] = {}
+    for number, name in enumerate(blocks):
+        layers.setdefault(name.rpartition("/")[0] or name, []).append(number)
+    return layers
+
+
+def summary(seen: Sequence[Seen]) -> dict[str, Any]:
+    """Per layer the quantiles and a histogram of M and G over clients and blocks; per client the kept blocks."""
+    weights, importance = (np.stack([getattr(s, name) for s in seen]) for name in ("weights", "importance"))
+    places = {"all blocks": list(range(weights.shape[1])), **layers_of(seen[0].blocks)}
+    layers = {
+        name: {"M": _spread(weights[:, at], 2.0), "G": _spread(importance[:, at], 1.0)} for name, at in places.items()
+    }
+    kept = {s.client: "".join("01"[int(bit)] for bit in s.kept) for s in seen}
+    return {"layers": layers, "kept": kept, "blocks": list(seen[0].blocks)}
+
+
+def _spread(values: Floats, top: float) -> dict[str, Any]:
+    counts, _ = np.histogram(np.clip(values, 0, top), BINS, (0.0, top))
+    return {
+        "quantiles": [round(float(q), 4) for q in np.quantile(values, QUANTILES)],
+        "histogram": counts.tolist(),
+        "top": top,
+    }
+
+
+class Recorder:
+    """A callback that adds a line to gates.jsonl whenever models were evaluated and the round is on disk."""
+
+    def __init__(self, algorithm: Algorithm, federation: Federation, options: Options, folder: str | Path) -> None:
+        self.algorithm, self.federation, self.options = algorithm, federation, options
+        self.folder = Path(folder)
+
+    @classmethod
+    def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[Recorder]:
+        """One of these if the run has a folder and gates; else none. Of many clients it looks at the first ones."""
+        if folder is None or not has_gates(algorithm):
+            return []
+        return [cls(algorithm, federation, options, folder)]
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Hear of a start or a round."""
+        if event["event"] == "start":
+            self._cut(int(event["round"]))
+        elif event["event"] == "round" and "after_broadcast" in event:
+            self._note(int(event["round"]))
+
+    def _cut(self, done: int) -> None:
+        """Forget what lies after the checkpoint a run goes on from: it will come again."""
+        path = self.folder / FILE
+        if path.exists():
+            whole = path.read_text().split("\n")[:-1]  # a last line without an end was cut short by a crash
+            kept = [line for line in whole if json.loads(line)["round"] <= done]
+            write_atomically(path, "".join(line + "\n" for line in kept).encode())
+
+    def _note(self, done: int) -> None:
+        checkpoint = self.folder / "checkpoint.safetensors"
+        if not checkpoint.exists():
+            return
+        with safe_open(checkpoint, "pt") as file:
+            about = json.loads(file.metadata()["pfedgate"])
+        # With checkpoint_every > 1 the one on disk may be older than the private states in the store.
+        if about["lengths"]["metrics.jsonl"] != (self.folder / "metrics.jsonl").stat().st_size:
+            return
+        store = DiskStore(self.folder / "private", about["commit"])
+        server, most = load_file(checkpoint), MOST_CLIENTS
+        seen = list(look(self.algorithm, self.federation, server, store, self.options, done, limit=most))
+        if seen:
+            clients = len(self.federation.clients)
+            line = {"round": done, "looked": min(most, clients), "of": clients, **summary(seen)}
+            with (self.folder / FILE).open("a") as lines:
+                lines.write(json.dumps(line) + "\n")

@@ -1,0 +1,200 @@
+"""A client's work: `fit` and `evaluate`. The only batch loops of the library.
+
+    done = fit(task, state, local)           train a copy of `state`; done.state, done.loss, done.flops
+    loop(task, local, step)                  the bare loop, for a method with its own modules and optimisers
+    evaluate(task, module, part, ...)        loss and accuracy
+
+Nothing in the loop reads a number back from the device; losses are summed there and read once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pfedgate.core.modules import smallest_batch
+from pfedgate.core.seeds import orders, seeded
+from pfedgate.core.types import Local, Objective, Part, State, Task
+from pfedgate.training.steppers import Stepper
+from pfedgate.training.workspace import Batch, Workspace, flops_per_sample, workspace
+
+__all__ = ["Batch", "Fit", "Score", "Workspace", "evaluate", "fit", "loop", "workspace"]
+
+Step = Callable[[Workspace, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What training left behind."""
+
+    state: State
+    loss: float  # mean over batches, each taken before its step
+    steps: int
+    samples: int  # samples that went forward and backward, repetitions counted
+    flops: float
+    memory: State  # optimiser buffers to keep privately; empty unless optim.persist_momentum
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers an Update usually carries."""
+        return {"loss": self.loss, "flops": self.flops}
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a module is on some samples."""
+
+    n: int
+    loss: float
+    accuracy: float
+    flops: float = 0.0
+
+
+def loop(
+    task: Task,
+    local: Local,
+    step: Callable[[Batch], Tensor],
+    *,
+    part: Part | None = None,
+    batch: int | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    stream: str = "batches",
+) -> tuple[float, int]:
+    """Call `step` on every batch; return (mean of the returned losses, number of batches).
+
+    Batches are those every algorithm sees: their order comes from the stream named `stream` of this client
+    and round. Torch's global generator (dropout) is seeded from the same path, so that two branches of a
+    method do not disturb each other. Models with BatchNorm skip a batch of a single sample, which has no variance.
+    """
+    if epochs is None and steps is None:
+        epochs, steps = (task.epochs, task.steps)
+    part = local.train if part is None else part
+    total: Tensor | None = None
+    count = 0
+    # The raw samples move to the device once (bytes, not floats); batches are gathered and prepared there.
+    x, y = part.x.to(local.device), part.y.to(local.device)
+    with seeded(local.round.seed, "dropout", stream, local.round.index, local.card.id):
+        for rows in _rows(part.n, batch or task.batch, task, local, stream, epochs, steps):
+            loss = step(Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows))
+            total = loss if total is None else total + loss
+            count += 1
+    return (float(total) / count if total is not None else float("nan")), count
+
+
+def read(part: Part, rows: Tensor, local: Local) -> Batch:
+    """These rows of a part, prepared for the model, on the client's device."""
+    x, y = part.x.index_select(0, rows.cpu()), part.y.index_select(0, rows.cpu())
+    return Batch(local.prepare(x.to(local.device)), y.to(local.device), rows.to(local.device))
+
+
+def _rows(
+    n: int, batch: int, task: Task, local: Local, stream: str, epochs: int | None, steps: int | None
+) -> Iterator[Tensor]:
+    """Row numbers of every batch. `steps` counts batches over as many epochs as it takes."""
+    if n == 0:
+        return
+    # A client smaller than a batch keeps its only batch, or it would never train.
+    whole = n - n % batch if task.drop_last and n > batch else n
+    if 0 < whole % batch < smallest_batch(task.model):
+        whole -= whole % batch
+    if whole == 0:
+        return
+    made, epoch, key = 0, 0, local.key(stream)
+    while (steps is not None and made < steps) or (steps is None and epoch < (epochs or 0)):
+        order = torch.from_numpy(orders([key], [n], epoch)[0]).to(local.device)
+        for start in range(0, whole, batch):
+            if steps is not None and made >= steps:
+                return
+            yield order[start : min(start + batch, whole)]
+            made += 1
+        epoch += 1
+
+
+def fit(
+    task: Task,
+    state: State,
+    local: Local,
+    *,
+    names: tuple[str, ...] | None = None,
+    lr: float | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    anchor: State | None = None,
+    prox: float = 0.0,
+    weights: Tensor | None = None,
+    objective: Objective | None = None,
+    gradient: Callable[[Workspace, Batch], None] | None = None,
+    step: Step | None = None,
+    memory: State | None = None,
+    part: Part | None = None,
+    stream: str = "batches",
+) -> Fit:
+    """Train a copy of `state` on the client's data; `state` itself is not touched.
+
+    names      train only these parameters (default: all); the rest is frozen altogether
+    lr         base rate instead of task.optim.lr; the schedule's factor of this round is applied either way
+    epochs, steps, batch, part, stream   see `loop`
+    anchor, prox   add prox·(w − anchor) to the gradient, after clipping, so that prox keeps its meaning
+    weights    one weight per sample of the part; the weighted losses are divided by the batch size
+    objective  (module, batch) -> scalar, instead of the mean of task.loss
+    gradient   called after the gradient was computed and clipped; may change `work.grad`
+    step       (work, batch) -> loss: replaces the whole step (gradient, clipping, update)
+    memory     optimiser buffers kept from an earlier round (used with optim.persist_momentum)
+    """
+    work = workspace(task.model, names, local.device)
+    work.load(state)
+    rate = (task.optim.lr if lr is None else lr) * local.round.factor
+    stepper = Stepper(task.optim, rate, memory if task.optim.persist_momentum else None)
+    pull = work.vector(anchor) if anchor is not None and prox else None
+    sample: list[Tensor] = []
+
+    def default_step(work: Workspace, data: Batch) -> Tensor:
+        loss = work.gradient(data, task.loss, weights=weights, objective=objective)
+        stepper.clip(work.grad)
+        if pull is not None:
+            work.grad.add_(work.flat, alpha=prox).add_(pull, alpha=-prox)
+        if gradient is not None:
+            gradient(work, data)
+        stepper.step(work.flat, work.grad)
+        return loss
+
+    def one(data: Batch) -> Tensor:
+        if not sample:
+            sample.append(data.x)
+        return default_step(work, data) if step is None else step(work, data)
+
+    loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
+    samples = work.gradients
+    flops = samples * flops_per_sample(task.model, names, sample[0].shape[1:], sample[0].dtype, True) if sample else 0.0
+    return Fit(work.state(), loss, count, samples, flops, stepper.memory())
+
+
+@torch.no_grad()
+def evaluate(task: Task, model: nn.Module, part: Part, local: Local) -> Score:
+    """Loss and accuracy of a module on a part. Changes nothing: evaluation mode, no generator read."""
+    if part.n == 0:
+        return Score(0, float("nan"), float("nan"))
+    model.eval()
+    x, y = part.x.to(local.device), part.y.to(local.device)
+    losses: list[Tensor] = []
+    hits: list[Tensor] = []
+    for start in range(0, part.n, task.eval_batch):
+        labels = y[start : start + task.eval_batch]
+        output = model(local.prepare(x[start : start + task.eval_batch]))
+        losses.append(task.loss(output, labels).sum())
+        hits.append(correct(output, labels))
+    loss = float(torch.stack(losses).sum()) / part.n
+    return Score(part.n, loss, float(torch.stack(hits).sum()) / part.n)
+
+
+def correct(output: Tensor, labels: Tensor) -> Tensor:
+    """How many are right: by the largest output; a sequence counts by its share of right positions."""
+    if labels.is_floating_point():
+        return torch.full((), float("nan"))
+    right = output.argmax(-1).eq(labels).float()
+    return right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum()

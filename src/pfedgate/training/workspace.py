@@ -1,0 +1,170 @@
+"""A model whose parameters are views of one vector: load a client in one copy, step in a handful of calls.
+
+Building a module costs more than a small client's whole round, so each process keeps one workspace per model
+and set of trained names. It is working memory only: `load` overwrites every parameter and buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from pfedgate.core.errors import unknown
+from pfedgate.core.modules import fresh, persistent_buffers
+from pfedgate.core.seeds import seeded
+from pfedgate.core.state import flat, pick, unflat
+from pfedgate.core.types import Loss, Objective, State
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one step: `x` prepared, `y` labels, `rows` their numbers within the part."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return int(self.x.shape[0])
+
+
+class Workspace:
+    """A module in training mode over two vectors: `flat` (what is trained) and its gradient `grad`.
+
+    `names` are the trained parameters (default all); the rest is frozen: no gradient, no decay, no momentum,
+    and the running statistics of a frozen normalisation layer stand still.
+    """
+
+    def __init__(self, model: nn.Module, names: Iterable[str] | None, device: torch.device) -> None:
+        self.module = model.to(device)
+        parameters = dict(model.named_parameters())
+        trained = list(parameters) if names is None else list(names)
+        for name in trained:
+            if name not in parameters:
+                raise KeyError(unknown("parameter", name, parameters))
+        kinds = {value.dtype for value in parameters.values()}
+        if len(kinds) > 1:
+            raise TypeError(f"parameters of one model must have one dtype, got {sorted(map(str, kinds))}")
+        self._order = trained + [name for name in parameters if name not in set(trained)]
+        self._shapes = [(name, parameters[name].shape) for name in self._order]
+        size = sum(parameters[name].numel() for name in trained)
+        dtype = kinds.pop() if kinds else torch.float32
+        self._whole = torch.empty(sum(p.numel() for p in parameters.values()), dtype=dtype, device=device)
+        self.flat, self.grad = self._whole[:size], torch.zeros(size, dtype=dtype, device=device)
+        views = unflat(self._whole, self._shapes)
+        gradients = unflat(self.grad, self._shapes[: len(trained)])
+        for name, value in parameters.items():
+            value.data = views[name]
+            value.requires_grad_(name in gradients)
+            value.grad = gradients.get(name)
+        self._parameters = parameters
+        self.trained = tuple(trained)
+        self.buffers = persistent_buffers(model)
+        self._set_modes()
+        self.gradients = 0  # samples that went forward and backward since `load`, for counting FLOPs
+        self._views = views
+
+    def _set_modes(self) -> None:
+        self.module.train()
+        trained = set(self.trained)
+        for prefix, module in self.module.named_modules():
+            own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)]
+            if own and not trained.intersection(own) and any(True for _ in module.buffers(recurse=False)):
+                module.eval()
+
+    @property
+    def shapes(self) -> list[tuple[str, torch.Size]]:
+        """Names and shapes of what is trained, in the order of `flat`."""
+        return self._shapes[: len(self.trained)]
+
+    def load(self, state: State) -> None:
+        """Take over a State (its parameters and buffers; other names in it are ignored)."""
+        chosen = pick(state, self._order)
+        for (name, shape), value in zip(self._shapes, chosen.values(), strict=True):
+            if value.shape != shape:
+                raise ValueError(f"{name!r} has shape {tuple(value.shape)}, the model wants {tuple(shape)}")
+        if chosen:
+            self._whole.copy_(flat(chosen))
+        for name, buffer in self.buffers.items():
+            buffer.copy_(pick(state, [name])[name])
+        self.gradients = 0
+
+    def state(self) -> State:
+        """A copy of all parameters and buffers, in the module's own order, over one vector."""
+        copied = unflat(self._whole.clone(), self._shapes)
+        state = {name: copied[name] for name in self._parameters}
+        state.update({name: value.clone() for name, value in self.buffers.items()})
+        return state
+
+    def vector(self, state: State) -> Tensor:
+        """The trained names of a State as one vector in the order of `flat` (an anchor, a direction)."""
+        return flat(pick(state, self.trained)).to(self.flat.device)
+
+    def gradient(
+        self, batch: Batch, loss: Loss, *, weights: Tensor | None = None, objective: Objective | None = None
+    ) -> Tensor:
+        """Put the gradient at the current parameters into `grad`; return the loss, detached."""
+        self.grad.zero_()
+        self.gradients += batch.n
+        if objective is not None:
+            value = objective(self.module, batch)
+        else:
+            losses = loss(self.module(batch.x), batch.y)
+            value = (losses if weights is None else losses * weights[batch.rows]).mean()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+
+@lru_cache(maxsize=32)
+def workspace(task_model: Any, names: tuple[str, ...] | None, device: torch.device) -> Workspace:
+    """The process's workspace for a model; its contents are whatever the last user left."""
+    return Workspace(fresh(task_model), names, device)
+
+
+@lru_cache(maxsize=256)
+def flops_per_sample(
+    task_model: Any, names: tuple[str, ...] | None, sample: torch.Size, dtype: torch.dtype, training: bool
+) -> float:
+    """Floating-point operations of one sample: forward, or forward and backward; measured once per shape.
+
+    A matrix product of m×k by k×n counts 2·m·k·n, as in `torch.utils.flop_counter`; all such work grows with
+    the batch, so two samples are enough to measure.
+    """
+    model = fresh(task_model)
+    model.train(training)
+    for name, value in model.named_parameters():
+        value.requires_grad_(names is None or name in names)
+    x = torch.zeros((2, *sample), dtype=dtype)
+    # With gradients even for prediction: without, attention takes a fused path that no formula counts.
+    with seeded(0, "flops"), Flops() as counter, torch.enable_grad():
+        output = model(x)
+        if training and output.requires_grad:
+            output.sum().backward()
+    return float(counter.total) / 2
+
+
+class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts as `FlopCounterMode` does, by its formulas, but without loading the compiler (two seconds a process)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in flop_registry:
+            self.total += float(flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out))
+        return out
