@@ -154,6 +154,9 @@ def _spread(values: Sequence[float | None]) -> tuple[float, float | None] | None
     return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
 
 
+FORMS = {"latex": "LaTeX", "markdown": "Markdown", "csv": "CSV"}  # what a table can be copied as
+
+
 def with_copies(table: dict[str, Any]) -> dict[str, Any]:
     """The table with itself as LaTeX, Markdown and CSV."""
     return {**table, "latex": latex(table), "markdown": markdown(table), "csv": as_csv(table)}
