@@ -97,7 +97,7 @@ def renderer(marks: int) -> Spec:
 
 
 def save(spec: Spec, path: str | Path) -> Path:
-    """Draw a chart into a file; its suffix names the format. The same chart is the same file, byte for byte."""
+    """Draw a chart into a file; its suffix names the format. The same chart is the same svg or png, byte for byte."""
     target = Path(path)
     kind = target.suffix.lstrip(".")
     if kind not in FORMATS:
@@ -112,6 +112,6 @@ def save(spec: Spec, path: str | Path) -> Path:
     elif kind == "png":
         content = vl_convert.vegalite_to_png(whole, vl_version=VEGA_LITE, scale=2.3)
     else:
-        content = vl_convert.vegalite_to_pdf(whole, vl_version=VEGA_LITE, scale=0.75)  # 96 pixels are 72 points
+        content = vl_convert.vegalite_to_pdf(whole, vl_version=VEGA_LITE)
     target.write_bytes(content.encode() if isinstance(content, str) else content)
     return target

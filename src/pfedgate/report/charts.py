@@ -58,6 +58,17 @@ def by_run(content: Content, legend: Sequence[str] = (), **scale: Any) -> Spec:
     return {"field": "run", "type": "nominal", "title": None, "scale": {"domain": names, **scale}, "legend": shown}
 
 
+def whole_ticks(values: Sequence[int], width: int) -> Spec:
+    """An axis with ticks at whole numbers: there is no round 2.5.
+
+    >>> whole_ticks([2, 4], 300)
+    {'format': 'd', 'labelAngle': 0, 'tickCount': 4, 'values': [2, 3, 4]}
+    """
+    axis: Spec = {"format": "d", "labelAngle": 0, "tickCount": max(4, width // 80)}
+    low, high = min(values, default=0), max(values, default=0)
+    return {**axis, "values": list(range(low, high + 1))} if high - low < 2 * axis["tickCount"] else axis
+
+
 def hover(x: str, *, transform: Sequence[Spec] = (), tooltip: Any = None, **encoding: Any) -> Spec:
     """A rule at the x nearest to the pointer, which names the values there."""
     near = {"type": "point", "fields": [x], "nearest": True, "on": "pointermove", "clear": "pointerout"}
@@ -90,10 +101,9 @@ def lines(
 
     `scale` goes over the scale of y. `under` and `over` are further layers.
     """
-    whole = {"tickMinStep": 1, "format": "d"} if x in ("round", "rank") else {}
-    along = quantity(
-        x, title or x, axis={**whole, "tickCount": max(4, width // 80)}, scale={"zero": False, "nice": False}
-    )
+    xs = [value for row in rows for value in row["x"]]
+    axis = whole_ticks(xs, width) if x in ("round", "rank") else {"tickCount": max(4, width // 80)}
+    along = quantity(x, title or x, axis=axis, scale={"zero": False, "nice": False})
     across = quantity("y", y, scale={"zero": False, "nice": True, "padding": 5, **(scale or {})}, axis={"tickCount": 6})
     runs = list(dict.fromkeys(row["run"] for row in rows))
     look = {"color": by_run(content, runs), "strokeDash": by_run(content, runs, range=DASHES)}
@@ -138,7 +148,7 @@ def curves(content: Content, along: str = "round", metric: str = "accuracy", **s
     rows = []
     for run in runs:
         points = {name: thin(values, room(len(runs))) for name, values in run["curves"].items()}
-        row = {"run": run["label"], "x": [short(value / scale) for value in points[along]]}
+        row = {"run": run["label"], "x": [v if x == "round" else short(v / scale) for v in points[along]]}
         row |= {name: [short(v, 1 if name == "loss" else 100) for v in points[name]] for name in METRICS}
         rows.append(row)
     return lines(content, rows, x, METRICS[metric], title=title, field=metric, **size)
@@ -232,6 +242,11 @@ def difference(run: Content, base: Content, *, width: int = PAGE, height: int = 
                 "encoding": {"y": quantity("difference", "points of accuracy", axis={"tickCount": 6}), "color": sign},
             },
             {"mark": {"type": "rule", "style": "zero"}, "encoding": {"y": {"datum": 0}, "x": None, "tooltip": None}},
+            {  # a bar may be short: the pointer may be anywhere above or below it
+                "name": "hover-bands",
+                "mark": {"type": "bar", "opacity": 0},
+                "encoding": {"y": {"value": 0}, "y2": {"value": height}},
+            },
             {
                 "transform": [{"filter": "datum.low"}],
                 "mark": triangle,

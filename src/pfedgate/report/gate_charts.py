@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pfedgate.core.drawing import COLUMN, PAGE, Spec, ordinal, quantity, renderer, tips
-from pfedgate.report.charts import Content, by_run, hover, lines, short, thin
+from pfedgate.report.charts import Content, by_run, hover, lines, short, thin, whole_ticks
 
 QUANTILES = {"q95": "95 %", "q75": "75 %", "q50": "median", "q25": "25 %", "q5": "5 %"}
 
@@ -117,7 +117,7 @@ def quantiles(
         for name, values in zip(reversed(QUANTILES), zip(*table, strict=True), strict=True)
     }
     once = len(rounds) == 1
-    axis = {"tickMinStep": 1, "format": "d", "labelAngle": 0, "tickCount": max(4, width // 80)}
+    axis = whole_ticks(rounds, width)
     x = (
         ordinal("round", "round", axis=axis)
         if once

@@ -95,7 +95,7 @@ async function fit(item) {
 const tip = h("div", { id: "tip", role: "status" });
 function hideTip() { tip.classList.remove("on"); }
 function showTip(handler, event, item, value) {
-  if (!value || typeof value !== "object") return event.pointerType === "touch" ? undefined : hideTip();
+  if (!value || typeof value !== "object") return event && event.pointerType === "touch" ? undefined : hideTip();
   const shown = Object.entries(value).filter(([, part]) => part !== null && part !== undefined && !Number.isNaN(part));
   tip.replaceChildren(...shown.map(([name, part]) => {
     const run = PAGE.runs.find((one) => name === one || name.startsWith(one + ", "));
