@@ -37,7 +37,7 @@ SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
     "flwr", "datasets", "pyarrow", "PIL", "optuna", "tomlkit", "wandb", "mlflow", "tensorboard", "onnx",
-    "onnxruntime", "matplotlib", "sklearn",
+    "onnxruntime", "matplotlib", "sklearn", "vl_convert",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,9 @@ def show(
         console.print(f"… and {len(federation.ids) - limit} more: --limit {len(federation.ids)}", highlight=False)
     for fact, text in showing.facts(federation).items():
         console.print(f"{fact + ':':12}{text}", highlight=False, markup=False, soft_wrap=True)
+    if plot is None and find_spec("vl_convert") is None:
+        console.print("not drawn: pip install 'pfedgate[figures]'", highlight=False, markup=False)
+        return
     drawn = showing.plot(federation, plot or Path(f"{name}-partition.png"))
     console.print(f"drawn in {drawn}", highlight=False, soft_wrap=True)
 

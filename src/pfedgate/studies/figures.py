@@ -175,7 +175,7 @@ def _polygon(corners: int, inner: float = 1.0, turn: float = 0.0) -> str:
 
 STAR = _polygon(5, 0.4)
 MARKS = (
-    "circle", "square", "triangle-up", "triangle-down", "diamond", "cross", _polygon(4, 0.35, math.pi / 4),
+    "square", "triangle-up", "triangle-down", "diamond", "cross", _polygon(4, 0.35, math.pi / 4),
     "triangle-left", "triangle-right", _polygon(6), _polygon(6, 0.5), _polygon(5), _polygon(4, 0.3), _polygon(3, 0.3),
     _polygon(8, 0.6),
 )  # fmt: skip

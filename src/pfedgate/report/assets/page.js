@@ -109,19 +109,22 @@ function showTip(handler, event, item, value) {
 addEventListener("scroll", hideTip, { passive: true, capture: true });
 addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot")) hideTip(); });
 
-// Arrow keys move a pointer that is not seen over the plot, in steps of its width and height.
-function arrows(item) {
+// Arrow keys move a pointer that is not seen over the plot, in steps of its width and height; a tap moves it, too.
+function pointTo(item, clientX, clientY) {
+  (document.elementFromPoint(clientX, clientY) || item.plot).dispatchEvent(new PointerEvent("pointermove", { clientX, clientY, bubbles: true }));
+}
+function answer(item) {
   let at = [-1, 0.5];
+  item.plot.addEventListener("pointerdown", (event) => pointTo(item, event.clientX, event.clientY));
   item.plot.addEventListener("blur", hideTip);
   item.plot.addEventListener("keydown", (event) => {
     if (event.key === "Escape") hideTip();
     const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], Home: [-99, 0], End: [99, 0] }[event.key];
     if (!by) return;
     event.preventDefault();
-    const box = (item.plot.querySelector("svg .background, svg, canvas")).getBoundingClientRect();
-    at = at[0] < 0 ? [by[0] < 0 ? 1 : 0, 0.5] : at.map((share, axis) => Math.max(0, Math.min(1, share + by[axis] / 50)));
-    const [clientX, clientY] = [box.left + 2 + at[0] * (box.width - 4), box.top + 2 + at[1] * (box.height - 4)];
-    (document.elementFromPoint(clientX, clientY) || item.plot).dispatchEvent(new PointerEvent("pointermove", { clientX, clientY, bubbles: true }));
+    const box = item.plot.querySelector(".role-frame .background, canvas").getBoundingClientRect();
+    at = at[0] < 0 ? [by[0] === -1 || by[0] > 1 ? 1 : 0, 0.5] : at.map((share, axis) => Math.max(0, Math.min(1, share + by[axis] / 50)));
+    pointTo(item, box.left + 1 + at[0] * (box.width - 2), box.top + 1 + at[1] * (box.height - 2));
   });
 }
 
@@ -156,7 +159,7 @@ async function page() {
     const item = { card, figure, title: part("h3"), tools: part(".tools"), legend: part(".legend"), plot: part(".plot"), caption: part("figcaption") };
     for (const [name, value] of [["tabindex", 0], ["role", "application"]]) item.plot.setAttribute(name, value);
     part(".save").addEventListener("click", () => save(item));
-    arrows(item);
+    answer(item);
     items.push(item);
   }
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
