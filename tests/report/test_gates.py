@@ -12,7 +12,7 @@ import pytest
 from tests.report.conftest import SMALL
 
 from pfedgate import experiment
-from pfedgate.report.gates import gates_of, partition_of, tree
+from pfedgate.report.gate_facts import gates_of, partition_of, tree
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs import gates
 

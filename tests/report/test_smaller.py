@@ -11,7 +11,8 @@ import pytest
 from tests.report.browser import Browser, find
 
 from pfedgate import report
-from pfedgate.report import across, data, html, tables
+from pfedgate.report import content as facts
+from pfedgate.report import html, tables
 from pfedgate.report.html import STEPS
 
 
@@ -35,7 +36,7 @@ def many(content: dict, runs: int, clients: int, rounds: int) -> dict:
         ]
         told.append(run)
     table = tables.summarise({run["label"]: tables.numbers(run["summary"]) for run in told})
-    return {**content, "runs": told, "table": table, "clients": data.rounded(across.client_table(told))}
+    return {**content, "runs": told, "table": table, "clients": facts.rounded(facts.client_table(told))}
 
 
 def data_of(page: str) -> dict:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pfedgate.core.drawing import FORMATS
 from pfedgate.core.errors import unknown
 from pfedgate.report import html
-from pfedgate.report.data import gather, open_runs
+from pfedgate.report.content import gather, open_runs
 
 __all__ = ["FORMATS", "gather", "open_runs", "write"]
 

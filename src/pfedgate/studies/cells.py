@@ -241,7 +241,7 @@ def global_model(run: Run) -> Record:
 
 def gate_tree(run: Run) -> Record:
     """Which gates are alike, and the classes of their clients; nothing of fewer than three, which make no tree."""
-    from pfedgate.report.gates import tree  # scipy and all: not in every worker
+    from pfedgate.report.gate_facts import tree  # scipy and all: not in every worker
 
     recipe, made = run.recipe, experiment.plan(run.recipe)
     seen = list(gates.look(made.algorithm, made.federation, run.server(), run.store(), made.options, len(run.metrics)))
