@@ -155,7 +155,8 @@ def test_figures(content: dict, tmp_path: Path) -> None:
         "clients-difference.svg", "density-q.svg", "blocks.svg", "gate-weights.svg", "gate-tree.svg", "partition.svg",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"<svg") for path in files)
-    assert "pfedgate" in files[0].read_text()
+    for name, texts in {"accuracy-rounds": ("round", "accuracy, %"), "clients-sorted": ("accuracy, %",)}.items():
+        assert all(f">{text}</text>" in (tmp_path / f"{name}.svg").read_text() for text in texts), name
 
 
 @pytest.mark.parametrize(("kind", "start"), [("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])

@@ -77,11 +77,11 @@ def config(theme: str = "light", size: float = 11) -> Spec:
 
 
 def quantity(field: str, title: str | None = None, **more: Any) -> Spec:
-    """A channel for numbers."""
-    return {"field": field, "type": "quantitative", "title": title, **more}
+    """A channel for numbers. Without a title it takes that of other layers; "" is none."""
+    return {"field": field, "type": "quantitative", **({} if title is None else {"title": title}), **more}
 
 
-def ordinal(field: str, title: str | None = None, **more: Any) -> Spec:
+def ordinal(field: str, title: str = "", **more: Any) -> Spec:
     """A channel for names in an order."""
     return {"field": field, "type": "ordinal", "title": title, **more}
 

@@ -103,7 +103,7 @@ def partition_chart(
     spec["transform"].append({"filter": "datum.samples > 0"})
     legend = {"orient": "bottom"} if any(novel) else None
     groups: Spec = {"field": "kind", "type": "nominal", "title": None, "scale": {"domain": ["training", "novel"]}}
-    area = quantity("samples", legend=None, scale={"range": [4, 330]})
+    area = quantity("samples", legend=None, scale={"range": [6, 450]})
     encoding = {**axes, "size": area, "color": {**groups, "legend": legend}}
     return {**spec, "mark": {"type": "circle", "opacity": 0.78}, "encoding": encoding}
 

@@ -233,7 +233,7 @@ def difference(run: Content, base: Content, *, width: int = PAGE, height: int = 
         "width": width,
         "height": height,
         "encoding": {
-            "x": ordinal("client", "clients, by difference in the last round", sort=None, axis=axis),
+            "x": ordinal("client", "clients, by difference", sort=None, axis=axis),
             "tooltip": tips(client="client", own="accuracy, %", base="baseline, %", difference="difference, points"),
         },
         "layer": [

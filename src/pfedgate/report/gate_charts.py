@@ -219,7 +219,7 @@ def tree(content: Content, run: Content, *, width: int = PAGE - 60) -> Spec:
         ],
         "mark": {"type": "line", "strokeWidth": 1.5},
         "encoding": {
-            "x": quantity("height", "distance between gates (Ward)", **distance),
+            "x": quantity("height", "distance of gates", **distance),
             "y": quantity("across", axis=None, scale=places),
             "detail": {"field": "link"},
             "order": {"field": "order"},
@@ -238,12 +238,12 @@ def tree(content: Content, run: Content, *, width: int = PAGE - 60) -> Spec:
     axis = {"labelAngle": turned, "labelLimit": 60, "domain": False, "ticks": False, "labels": bool(partition)}
     right = {
         "data": {"values": cells},
-        "width": round(min(0.33 * width, 24 * len(classes))) if partition else 8,
+        "width": round(min(0.33 * width, 32 * len(classes))) if partition else 8,
         "height": tall,
         "transform": [{"flatten": ["class", "samples", "share"]}],
         "mark": {"type": "rect", "opacity": 1 if partition else 0},
         "encoding": {
-            "x": ordinal("class", "class" if partition else None, sort=None, axis=axis, scale={"paddingInner": 0.06}),
+            "x": ordinal("class", "class" if partition else "", sort=None, axis=axis, scale={"paddingInner": 0.06}),
             "y": _clients("rank", step, gap=0),
             "color": quantity("share", legend=None, scale={"domain": [0, 1], "range": "heatmap"}),
             "tooltip": tips(client="client", **{"class": "class"}, samples="samples"),

@@ -72,7 +72,7 @@ STEPS: tuple[tuple[str, Callable[[Content], dict[str, Any]]], ...] = (
 def render(content: Content) -> str:
     """The page. Text of runs reaches it escaped, or as data that scripts show as text."""
     drawn = {name: make(content) for name, make in cards.SECTIONS.items()}
-    parts = {
+    sections = {
         "summary": ("Summary", "", _summary(content)),
         "learning": (
             "Learning",
@@ -94,16 +94,15 @@ def render(content: Content) -> str:
         "data": ("Data", "", _missing_data(content) + _grid(drawn["data"])),
         "settings": ("Settings", "Enough to run it again.", _settings(content)),
     }
-    shown = {name: part for name, part in parts.items() if part[2]}
-    sections = [
+    sections = {name: part for name, part in sections.items() if part[2]}
+    main = [
         f'<section id="{name}"><h2>{title}</h2>{f"<p class=lead>{lead}</p>" if lead else ""}{body}</section>'
-        for name, (title, lead, body) in shown.items()
+        for name, (title, lead, body) in sections.items()
     ]
     page = {
-        **pooled([card for made in drawn.values() for card in made]),
+        **pooled([card for shown in drawn.values() for card in shown]),
         "configs": {theme: config(theme, 12) for theme in THEMES},
         "runs": [run["label"] for run in content["runs"]],
-        "colours": len(THEMES["light"]["runs"]),
         "copies": {
             name: {form: content[name][form] for form in tables.FORMS}
             for name in ("table", "seeds", "clients", "differences")
@@ -118,8 +117,8 @@ def render(content: Content) -> str:
         css=_colours() + _asset("report.css"),
         libraries="".join(f"<script>{_library(name)}</script>\n" for name in LIBRARIES),
         js=_asset("page.js"),
-        nav="".join(f'<a href="#{name}">{title}</a>' for name, (title, _, _) in shown.items()),
-        main="\n".join(sections),
+        nav="".join(f'<a href="#{name}">{title}</a>' for name, (title, _, _) in sections.items()),
+        main="\n".join(main),
         data=embedded(page),
     )
 
@@ -165,21 +164,11 @@ def pooled(shown: Sequence[Card]) -> dict[str, Any]:
             return {key: place(part) if key == "values" else bare(part) for key, part in spec.items()}
         return [bare(part) for part in spec] if isinstance(spec, list | tuple) else spec
 
-    return {
-        "cards": [
-            {
-                "name": card.name,
-                "title": card.title,
-                "choices": card.choices,
-                "views": [
-                    {"spec": place(bare(v.spec)), "caption": v.caption, "choice": v.choice, "title": v.title}
-                    for v in card.views
-                ],
-            }
-            for card in shown
-        ],
-        "pool": pool,
-    }
+    plain = []
+    for card in shown:
+        views = [{**view._asdict(), "spec": place(bare(view.spec))} for view in card.views]
+        plain.append({"name": card.name, "title": card.title, "choices": card.choices, "views": views})
+    return {"cards": plain, "pool": pool}
 
 
 def embedded(content: Any) -> str:
@@ -192,10 +181,11 @@ def embedded(content: Any) -> str:
 
 
 def _grid(shown: Sequence[Card]) -> str:
+    save = '<button class="small save" type="button" title="Save this picture as SVG">SVG</button>'
     figures = [
         f'<figure class="card{" half" * card.half}" data-chart="{card.name}"><header><h3>{escape(card.title)}</h3>'
-        '<div class="tools"></div><button class="small save" type="button" title="Save this picture as SVG">SVG</button>'
-        '</header><div class="legend"></div><div class="plot"></div><figcaption></figcaption></figure>'
+        f'<div class="tools"></div>{save}</header><div class="legend"></div><div class="plot"></div>'
+        "<figcaption></figcaption></figure>"
         for card in shown
     ]
     return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
@@ -224,14 +214,14 @@ def _table(table: Content, name: str, *, keys: bool = False, words: bool = False
     )
     rows = []
     for at, row in enumerate(table["rows"]):
-        cells = [
-            f'<td class="best" title="best"><span>{escape(cell["text"])}</span></td>'
-            if cell["best"]
-            else f"<td>{escape(cell['text'])}</td>"
-            for cell in row["cells"]
-        ]
-        named = f'<div class="name">{key(at) if keys else ""}<span>{escape(row["name"])}</span></div>'
-        rows.append(f'<tr><td title="{escape(row["name"])}">{named}</td>{"".join(cells)}</tr>')
+        name = escape(row["name"])
+        cells = [f'<td title="{name}"><div class="name">{key(at) if keys else ""}<span>{name}</span></div></td>']
+        for cell in row["cells"]:
+            text = escape(cell["text"])
+            cells.append(
+                f'<td class="best" title="best"><span>{text}</span></td>' if cell["best"] else f"<td>{text}</td>"
+            )
+        rows.append(f"<tr>{''.join(cells)}</tr>")
     kind = "words" if words else "dense" if len(table["head"]) > 10 else ""
     buttons = "".join(
         f'<button class="small" type="button" data-table="{name}" data-copy="{form}">{title}</button>'
@@ -322,32 +312,28 @@ def _clients(content: Content) -> str:
     return f'<details><summary>All clients as a table</summary><div class="card">{table}</div></details>'
 
 
-def _excuses(what: str, runs: Sequence[Content], reasons: Sequence[str], total: int) -> str:
-    """Runs with the same reason, in one sentence each."""
-    sentences = []
-    for reason in dict.fromkeys(reasons):
-        names = [run["label"] for run, own in zip(runs, reasons, strict=True) if own == reason]
-        owners = f" of {' and '.join(names)}" if len(names) < total else ""
-        sentences.append(f"{what}{owners}: not shown, because {reason}.")
-    return " ".join(sentences)
-
-
 def _missing_gates(content: Content) -> str:
-    runs = content["runs"]
-    without = [run for run in runs if run["no_gates"]]
-    notes = _note("gates", _excuses("Gates", without, [r["no_gates"] for r in without], len(runs))) if without else ""
-    treeless = [run for run in runs if run["gates"] and not run["gates"]["tree"]]
-    if treeless:
-        reasons = [cards.no_tree(run) for run in treeless]
-        notes += _note("tree", _excuses("The tree of gates", treeless, reasons, len(runs)))
-    return notes
+    treeless = [run for run in content["runs"] if run["gates"] and not run["gates"]["tree"]]
+    return _missing("gates", "Gates", content, {run["label"]: run["no_gates"] for run in content["runs"]}) + _missing(
+        "tree", "The tree of gates", content, {run["label"]: cards.no_tree(run) for run in treeless}
+    )
+
+
+def _missing(name: str, what: str, content: Content, reasons: Mapping[str, str]) -> str:
+    """A note with one sentence for the runs of each reason; an empty reason needs none."""
+    groups: dict[str, list[str]] = {}
+    for label, reason in reasons.items():
+        groups.setdefault(reason, []).append(label)
+    sentences = []
+    for reason, labels in groups.items():
+        owners = f" of {' and '.join(labels)}" if len(labels) < len(content["runs"]) else ""
+        sentences += [f"{what}{owners}: not shown, because {reason}."] if reason else []
+    return _note(name, " ".join(sentences)) if sentences else ""
 
 
 def _missing_data(content: Content) -> str:
-    runs = content["runs"]
-    without = [run for run in runs if run["partition"] is None and run["no_partition"]]
-    reasons = [run["no_partition"] for run in without]
-    return _note("data", _excuses("Samples by client and class", without, reasons, len(runs))) if without else ""
+    reasons = {run["label"]: run["no_partition"] for run in content["runs"] if run["partition"] is None}
+    return _missing("data", "Samples by client and class", content, reasons)
 
 
 def _settings(content: Content) -> str:
@@ -355,36 +341,29 @@ def _settings(content: Content) -> str:
     if content["differences"]:
         table = _table(content["differences"], "differences", words=True)
         body = f'<div class="card"><h3>Where the runs differ</h3>{table}</div>'
+    copy = '<p><button class="small" type="button" data-copy="config">Copy</button></p>'
     boxes = []
     for run in content["runs"]:
         so_far = "" if run["finished"] else f" (so far: {run['rounds']} of {run['planned']} rounds)"
         rows = "".join(f"<tr><td>{name}</td><td>{escape(text)}</td></tr>" for name, text in _facts(run).items())
-        boxes.append(
-            f"<details><summary>{escape(run['label'] + so_far)}</summary>"
-            f'<div class="scroll"><table class="words facts"><tbody>{rows}</tbody></table></div>'
-            f'<pre>{escape(run["config"])}</pre><p><button class="small" type="button" data-copy="config">Copy</button></p>'
-            "</details>"
-        )
+        table = f'<div class="scroll"><table class="words facts"><tbody>{rows}</tbody></table></div>'
+        summary = f"<summary>{escape(run['label'] + so_far)}</summary>"
+        boxes.append(f"<details>{summary}{table}<pre>{escape(run['config'])}</pre>{copy}</details>")
     return f'{body}<div class="card">{"".join(boxes)}</div>'
 
 
 def _facts(run: Content) -> dict[str, str]:
-    """Where a run was made, and with what."""
-    facts = {"folder": run["path"]}
-    if run["environment"]:
-        first, last = run["environment"][0], run["environment"][-1]
-        commit = f", {last['commit'][:12]}" if last["commit"] else ""
-        machine = last["machine"]
-        facts |= {
-            "started": str(first["started"]),
-            "command": " ".join(last["command"]),
-            "pfedgate": f"{last['pfedgate']}{commit}",
-            "Python": ", ".join([last["python"], *(" ".join(pair) for pair in last["packages"].items())]),
-            "machine": ", ".join(
-                [
-                    f"{machine['cpu']}, {machine['cores']} cores, {size(machine.get('memory_bytes') or 0)}",
-                    *machine["accelerators"],
-                ]
-            ),
-        }
-    return facts
+    """The machine and the software of a run, as rows of a table."""
+    if not run["environment"]:
+        return {"folder": run["path"]}
+    first, last = run["environment"][0], run["environment"][-1]
+    machine, packages = last["machine"], [" ".join(pair) for pair in last["packages"].items()]
+    memory = size(machine.get("memory_bytes") or 0)
+    return {
+        "folder": run["path"],
+        "started": str(first["started"]),
+        "command": " ".join(last["command"]),
+        "pfedgate": last["pfedgate"] + (f", {last['commit'][:12]}" if last["commit"] else ""),
+        "Python": ", ".join([last["python"], *packages]),
+        "machine": ", ".join([machine["cpu"], f"{machine['cores']} cores", memory, *machine["accelerators"]]),
+    }

@@ -136,7 +136,7 @@ def over_seeds(
     ]
     for column in COLUMNS:
         shared = column.show is percent or column.key in ("density", "q_training", "rounds_to_90")
-        samples = [[row[column.key] for row in rows if row.get(column.key) is not None] for rows in groups.values()]
+        samples = [[v for row in rows if (v := row.get(column.key)) is not None] for rows in groups.values()]
         if not shared or not any(samples):
             continue
         usual = USUAL.get(column.key)

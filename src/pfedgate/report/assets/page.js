@@ -2,9 +2,7 @@
 // Draws the cards' specifications with Vega, and answers choices, legends, themes, fingers and keys.
 const PAGE = JSON.parse(document.getElementById("content").textContent);
 const root = document.documentElement;
-const chosen = {}; // by the name of a choice, which all cards share
-const hidden = new Set(); // runs switched off in all charts
-const items = [];
+const items = [], chosen = {}, hidden = new Set(); // cards; values by the name of a choice; runs switched off in all charts
 
 function h(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -77,23 +75,23 @@ function toggle(run) {
   for (const button of document.querySelectorAll(".legend button")) button.setAttribute("aria-pressed", !hidden.has(button.dataset.run));
 }
 
-// Plots take the width that axes leave of the card: the first pass measures the axes, the second corrects it.
+// Plots take the width that axes leave of the card. Axes are measured: a title wider than a plot only seems to need room.
 async function fit(item) {
   const room = item.plot.clientWidth;
   if (!item.vega || !room || room === item.width) return;
   item.width = room;
-  for (let pass = 0; pass < 2; pass++) {
+  for (let pass = 0, axes = Infinity; pass < 2; pass++) {
     const signals = item.vega.getState({ signals: (name) => /(^|_)width$/.test(name), data: () => false }).signals;
-    const names = Object.keys(signals), parts = names.some((name) => name !== "width") ? names.filter((name) => name !== "width") : names;
-    const plots = parts.reduce((sum, name) => sum + signals[name], 0), whole = item.plot.querySelector("svg, canvas").getBoundingClientRect().width;
-    for (const name of parts) item.vega.signal(name, Math.max(8, Math.floor(signals[name] * (room - (whole - plots)) / plots)));
+    const names = Object.keys(signals), parts = names.length > 1 ? names.filter((name) => name !== "width") : names;
+    const plots = parts.reduce((sum, name) => sum + signals[name], 0);
+    axes = Math.min(axes, item.plot.querySelector("svg, canvas").getBoundingClientRect().width - plots);
+    for (const name of parts) item.vega.signal(name, Math.max(8, Math.floor(signals[name] * (room - axes) / plots)));
     await item.vega.resize().runAsync();
   }
 }
 
 // Tooltips: rows of text, never HTML. A finger leaves by lifting, and its tooltip stays until a tap elsewhere or scrolling.
-const tip = h("div", { id: "tip", role: "status" });
-function hideTip() { tip.classList.remove("on"); }
+const tip = h("div", { id: "tip", role: "status" }), hideTip = () => tip.classList.remove("on");
 function showTip(handler, event, item, value) {
   if (!value || typeof value !== "object") return event && event.pointerType === "touch" ? undefined : hideTip();
   const shown = Object.entries(value).filter(([, part]) => part !== null && part !== undefined && !Number.isNaN(part));
@@ -147,7 +145,8 @@ async function copy(button) {
     area.remove();
   }
   const status = button.parentNode.querySelector("[role=status]");
-  if (status) { status.textContent = button.textContent + " copied"; setTimeout(() => { status.textContent = ""; }, 2500); }
+  if (status) status.textContent = button.textContent + " copied";
+  setTimeout(() => { if (status) status.textContent = ""; }, 2500);
 }
 
 async function page() {
