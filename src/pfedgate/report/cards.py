@@ -101,7 +101,7 @@ def _differences(run: Content, base: Content) -> str:
 
 
 def cost(content: Content) -> list[Card]:
-    """What clients compute with and send."""
+    """Density, q and uploaded bytes over rounds."""
     density, q, uploaded = (
         charts.cost(content, key, name, width=WIDE, height=220)
         for key, name in (("density", "density"), ("q", "q"), ("bytes_up", "uploaded"))

@@ -155,7 +155,7 @@ def curves(content: Content, along: str = "round", metric: str = "accuracy", **s
 
 
 def cost(content: Content, key: str, title: str, **size: Any) -> Spec | None:
-    """What clients compute with or send, over rounds."""
+    """One cost of training (density, q, uploaded bytes) over rounds; none where no run notes it."""
     runs = [run for run in content["runs"] if any(value is not None for value in run["training"].get(key, []))]
     if not runs:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pfedgate.core.drawing import COLUMN, PAGE, Spec, ordinal, quantity, renderer, tips
@@ -40,37 +41,6 @@ def block_map(
     step = max(3.0, min(18.0, 500 / len(clients)))
     tall = round(step * len(clients))
     x = ordinal("block", axis=None, scale={"paddingInner": 0.06 if len(blocks) < 90 else 0})
-    start = {**x, "bandPosition": 0}
-
-    def edges(top: int, bottom: int) -> Spec:
-        return {
-            "data": {"values": blocks},
-            "transform": [{"filter": "isValid(datum.layer)"}],
-            "mark": {"type": "rule", "style": "edge"},
-            "encoding": {"x": start, "y": {"value": top}, "y2": {"value": bottom}},
-        }
-
-    wide = "datum.wide * width"
-    label = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -5, "style": "name"}
-    named = {"condition": {"test": f"{wide} > 26", "field": "layer"}, "value": ""}
-    share = quantity("share", axis=None, scale={"domain": [0, 100]})
-    bars = {
-        "data": {"values": blocks},
-        "width": width,
-        "height": 40,
-        "layer": [
-            {
-                "mark": {"type": "bar", "style": "other", "opacity": 0.55},
-                "encoding": {"x": x, "y": share, "tooltip": tips(name="block", share="kept by, % of clients")},
-            },
-            edges(-16, 40),
-            {
-                "transform": [{"filter": "isValid(datum.layer)"}],
-                "mark": {**label, "limit": {"expr": f"max(1, {wide} - 6)"}},
-                "encoding": {"x": start, "y": {"value": 0}, "text": named},
-            },
-        ],
-    }
     if cells == "weights":
         scale = {"domain": [0, 2], "domainMid": 1, "clamp": True, "interpolate": "rgb", "range": "diverging"}
         color = quantity("weights", legend=None, scale=scale)
@@ -95,8 +65,42 @@ def block_map(
             "tooltip": tips(client="client", name="block", verdict="the client", **numbers),
         },
     }
-    heat = {"data": {"values": clients}, "width": width, "height": tall, "layer": [cell, edges(0, tall)]}
-    return {"spacing": 4, "vconcat": [bars, heat], "usermeta": renderer(len(clients) * len(blocks))}
+    heat = {"data": {"values": clients}, "width": width, "height": tall, "layer": [cell, _edges(blocks, x, 0, tall)]}
+    drawn = renderer(len(clients) * len(blocks))
+    return {"spacing": 4, "vconcat": [_shares(blocks, x, width), heat], "usermeta": drawn}
+
+
+def _shares(blocks: Sequence[Spec], x: Spec, width: int) -> Spec:
+    """A bar per block, as high as the share of clients that keep it, under the names of layers."""
+    wide = "datum.wide * width"
+    label = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -5, "style": "name"}
+    named = {"condition": {"test": f"{wide} > 26", "field": "layer"}, "value": ""}
+    share = quantity("share", axis=None, scale={"domain": [0, 100]})
+    bar = {
+        "mark": {"type": "bar", "style": "other", "opacity": 0.55},
+        "encoding": {"x": x, "y": share, "tooltip": tips(name="block", share="kept by, % of clients")},
+    }
+    layers = {
+        "transform": [{"filter": "isValid(datum.layer)"}],
+        "mark": {**label, "limit": {"expr": f"max(1, {wide} - 6)"}},
+        "encoding": {"x": {**x, "bandPosition": 0}, "y": {"value": 0}, "text": named},
+    }
+    return {
+        "data": {"values": blocks},
+        "width": width,
+        "height": 40,
+        "layer": [bar, _edges(blocks, x, -16, 40), layers],
+    }
+
+
+def _edges(blocks: Sequence[Spec], x: Spec, top: int, bottom: int) -> Spec:
+    """A line where each layer begins."""
+    return {
+        "data": {"values": blocks},
+        "transform": [{"filter": "isValid(datum.layer)"}],
+        "mark": {"type": "rule", "style": "edge"},
+        "encoding": {"x": {**x, "bandPosition": 0}, "y": {"value": top}, "y2": {"value": bottom}},
+    }
 
 
 def _clients(sort: str, step: float, gap: float = 0.06) -> Spec:

@@ -214,8 +214,8 @@ def _table(table: Content, name: str, *, keys: bool = False, words: bool = False
     )
     rows = []
     for at, row in enumerate(table["rows"]):
-        name = escape(row["name"])
-        cells = [f'<td title="{name}"><div class="name">{key(at) if keys else ""}<span>{name}</span></div></td>']
+        label = escape(row["name"])
+        cells = [f'<td title="{label}"><div class="name">{key(at) if keys else ""}<span>{label}</span></div></td>']
         for cell in row["cells"]:
             text = escape(cell["text"])
             cells.append(
@@ -264,7 +264,7 @@ TILES = (
 
 
 def _tiles(content: Content) -> str:
-    """What the numbers say, in four tiles; nothing for runs that cannot be compared."""
+    """The best numbers in four tiles; nothing for runs that cannot be compared."""
     runs = content["runs"]
     able = [at for at, run in enumerate(runs) if run["league"] is not None]
     if len({runs[at]["league"] for at in able}) > 1:

@@ -35,7 +35,7 @@ def _first_seeds(outcomes: Outcomes, column: str) -> dict[str, Run]:
 
 
 def _content(runs: Mapping[str, Run]) -> Record:
-    """What a report shows of some runs, under the names of the study's rows."""
+    """The content of a report of some runs, under the names of the study's rows."""
     content = gather(list(runs.values()))
     for entry, name in zip(content["runs"], runs, strict=True):
         entry["label"] = name
@@ -272,26 +272,25 @@ def _short(name: str) -> str:
     return start.replace(", all resources", " of all") + " mixed" * bool(mixed)
 
 
+def _marks(points: Sequence[Record], cost: str) -> list[Spec]:
+    """The points of curves and single methods over one cost; the larger s, the larger the mark of a curve."""
+    marks = [
+        {"name": name, "x": p[cost], "y": p["accuracy"], "size": 25 + 130 * _budget(p["row"]), "curve": True}
+        for name, group in curves_of(points).items()
+        for p in group
+    ]
+    for point in points:
+        if point[cost] > 0 and not _budgeted(point["row"]):
+            size = 150 if point["row"].method == "pfedgate" else 75
+            mark = {"name": _short(point["row"].name), "x": point[cost], "y": point["accuracy"]}
+            marks.append({**mark, "size": size, "curve": False})
+    return marks
+
+
 def _panel(points: Sequence[Record], cost: str, looks: Mapping[str, Spec], column: str) -> Spec:
     """Accuracy over one cost; a method that costs nothing has no place on a logarithmic axis and is a line."""
-    marks = [
-        {
-            "name": name,
-            "x": point[cost],
-            "y": point["accuracy"],
-            "size": 25 + 130 * _budget(point["row"]),
-            "curve": True,
-        }
-        for name, group in curves_of(points).items()
-        for point in group
-    ]
-    single = [point for point in points if not _budgeted(point["row"])]
-    for point in single:
-        size = 150 if point["row"].method == "pfedgate" else 75
-        if point[cost] > 0:
-            name = _short(point["row"].name)
-            marks.append({"name": name, "x": point[cost], "y": point["accuracy"], "size": size, "curve": False})
-    free = [{"text": f"{p['row'].name}: none", "y": p["accuracy"]} for p in single if not p[cost] > 0]
+    marks = _marks(points, cost)
+    free = [{"text": f"{p['row'].name}: none", "y": p["accuracy"]} for p in points if not p[cost] > 0]
     low, high = min(mark["x"] for mark in marks), max(mark["x"] for mark in marks)
     scores = [point["accuracy"] for point in points]
     ticks = [tick for tick in (FINE if high < 6 * low else TICKS) if low / 1.2 <= tick <= 1.2 * high]
