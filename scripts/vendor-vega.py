@@ -37,15 +37,14 @@ def fetch(name: str) -> None:
     """Write the script and the licence of a package."""
     version, _ = PACKAGES[name]
     with urllib.request.urlopen(f"https://registry.npmjs.org/{name}/-/{name}-{version}.tgz") as reply:
-        package = tarfile.open(fileobj=io.BytesIO(reply.read()))
-    members = {"min.js": f"package/build/{name}.min.js", "LICENSE.txt": "package/LICENSE"}
-    for ending, member in members.items():
-        file = package.extractfile(member)
-        assert file is not None
-        content = file.read()
-        if ending == "min.js":
-            check(name, content)
-        (ASSETS / f"{name}.{ending}").write_bytes(content)
+        archive = io.BytesIO(reply.read())
+    with tarfile.open(fileobj=archive) as package:
+        script, licence = (package.extractfile(f"package/{path}") for path in (f"build/{name}.min.js", "LICENSE"))
+        assert script is not None and licence is not None  # both are regular files
+        content = script.read()
+        check(name, content)
+        (ASSETS / f"{name}.min.js").write_bytes(content)
+        (ASSETS / f"{name}.LICENSE.txt").write_bytes(licence.read())
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def difference(run: Content, base: Content, *, width: int = PAGE, height: int = 
             {"mark": {"type": "rule", "style": "zero"}, "encoding": {"y": {"datum": 0}, "x": None, "tooltip": None}},
             {  # a bar may be short: the pointer may be anywhere above or below it
                 "name": "hover-bands",
-                "mark": {"type": "bar", "opacity": 0},
+                "mark": {"type": "bar", "opacity": 0, "width": {"band": 1.3}},
                 "encoding": {"y": {"value": 0}, "y2": {"value": height}},
             },
             {

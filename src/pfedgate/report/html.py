@@ -20,7 +20,7 @@ from pfedgate.report.tables import percent
 from pfedgate.runs.progress import scaled, size
 
 Content = Mapping[str, Any]
-LIBRARIES = ("vega", "vega-lite", "vega-embed")
+LIBRARIES = ("vega", "vega-lite", "vega-embed")  # from npm, by scripts/vendor-vega.py
 LARGEST = 3_000_000  # bytes
 escape = entities.escape
 
