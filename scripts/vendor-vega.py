@@ -40,7 +40,8 @@ def fetch(name: str) -> None:
         archive = io.BytesIO(reply.read())
     with tarfile.open(fileobj=archive) as package:
         script, licence = (package.extractfile(f"package/{path}") for path in (f"build/{name}.min.js", "LICENSE"))
-        assert script is not None and licence is not None  # both are regular files
+        assert script is not None
+        assert licence is not None
         content = script.read()
         check(name, content)
         (ASSETS / f"{name}.min.js").write_bytes(content)
