@@ -55,7 +55,7 @@ def config(theme: str = "light", size: float = 11) -> Spec:
         "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
         "legend": {
             **text, "labelColor": paint["ink"], "titleColor": paint["soft"], "symbolStrokeWidth": 2, "symbolSize": 80,
-            "labelLimit": 300, "titleLimit": 420, "gradientLength": 120,
+            "labelLimit": 300, "titleLimit": 420, "symbolBaseFillColor": paint["soft"], "gradientLength": 120,
         },
         "title": {"color": paint["ink"], "fontSize": size, "fontWeight": 600, "anchor": "start", "offset": 8},
         "line": {"strokeWidth": 2, "strokeJoin": "round"},

@@ -19,7 +19,7 @@ WIDE = 1100  # pixels on a page; the script fits widths to the screen
 CELLS = {"kept": "kept", "weights": "M", "importance": "G"}
 FORMS = {
     "quantiles": (gate_charts.quantiles, "median, 25 to 75 %, 5 to 95 %"),
-    "histograms": (gate_charts.histograms, "the darker, the more blocks"),
+    "histograms": (gate_charts.histograms, "the stronger the colour, the more blocks"),
 }
 
 
