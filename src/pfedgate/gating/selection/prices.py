@@ -1,0 +1,225 @@
+"""Selection for many groups under several resources or products of groups: prices, then repair.
+
+1. Every resource has a price. From several starting points, each group takes its best count at the
+   prices, and the price of a resource rises while it is overused and falls while it is not.
+2. The most promising counts drop blocks until they fit, and are filled up greedily.
+3. The best of them exchange blocks: thousands of sets of small changes are tried at the exact cost.
+
+Where importances are nearly equal, prices say little. A thorough search for such importances is made once,
+and its results are starting points of step 2. `benchmarks/selection.py` measures the loss against a MILP solver.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pfedgate.gating.selection.costs import Bools, Floats, Ints, Problem
+
+STARTS = 20  # counts from which prices are followed
+ROUNDS = 12  # changes of the prices
+LAST = 3  # rounds whose counts may be repaired
+RATE = 0.6  # exponent with which use changes a price at first; it falls linearly
+SLOWEST = 0.1
+QUICK = (6, 3, 5)  # starting points to repair, those of them to exchange in, exchanges of each
+THOROUGH = (16, 12, 20)
+EXAMPLES = 4  # nearly equal importances that are searched thoroughly
+BOLD = 0.5  # share of an excess that one step may drop, and share of the room that one step may fill
+CHANGES = 14  # changes in each half of an exchange
+SPANS = ((0, 1), (1, 2), (2, 4), (0, -1), (-1, -2), (-2, -4))  # a change covers these blocks next to the count
+
+
+class Prices:
+    """Within half a percent of the optimum on the networks measured, and never over the budget.
+
+    With k the counts of the groups that cost something, cost = base + slope @ k + k @ curve @ k / 2.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._counts, self._groups = problem.counts, problem.costly
+        self._most = problem.counts[self._groups]
+        least = problem.counts.copy()
+        least[self._groups] = 0
+        units, step = problem.first + problem.step * least, problem.step
+        inner = np.ix_(self._groups, self._groups)
+        base = np.array([cost(units) for cost in problem.costs])
+        self._limits = problem.limits
+        self._room = np.maximum(problem.limits - base, 0.0)
+        self._slope = np.array([((c.linear + c.both @ units) * step)[self._groups] for c in problem.costs])
+        self._curve = np.array([(c.both * step[:, None] * step)[inner] for c in problem.costs])
+        self._own = np.diagonal(self._curve, axis1=1, axis2=2) / 2
+        self._flat_curve = self._curve.transpose(1, 0, 2).reshape(len(self._most), -1)
+        self._levels = np.minimum(np.arange(int(self._most.max()) + 1), self._most[:, None]).astype(float)
+        self._each = np.arange(len(self._most))
+        self._turns = self._coupling_by_colour()
+        self._subsets = _subsets(CHANGES)
+        none = max(0, 2 * CHANGES - len(SPANS) * len(self._most))  # changes of nothing, to fill an exchange
+        self._change_group = np.append(np.tile(self._each, len(SPANS)), np.zeros(none, dtype=np.int64))
+        self._change_ends = np.zeros((2, len(self._change_group)))
+        self._change_ends[:, : len(SPANS) * len(self._most)] = np.repeat(np.array(SPANS).T, len(self._most), axis=1)
+        random = np.random.default_rng(0)
+        plain = [0 * self._most, self._most / 2, self._most]
+        waves = [np.where(np.isin(self._each, groups), self._most, 0) for groups, _ in self._turns[:2]]
+        mixed = random.integers(0, self._most + 1, (4 * STARTS, len(self._most)))
+        starts = np.concatenate([plain, waves, mixed])
+        self._starts, self._elite = starts[:STARTS], starts[:0]
+        examples = [self._nearly_equal(0.1 * random.random(self._levels.shape) * (i > 0)) for i in range(EXAMPLES)]
+        self._elite = np.array([self._search(prefix, starts, *THOROUGH) for prefix in examples])
+
+    def solve(self, prefix: Floats) -> Ints:
+        """Good counts; `prefix[g, k]` is the value of the k best blocks of group g."""
+        prefix = prefix[self._groups, : self._levels.shape[1]]
+        top = prefix[:, 1].max()
+        prefix = prefix / top if top > 0 else self._levels
+        result = self._counts.copy()
+        result[self._groups] = self._search(prefix, self._starts, *QUICK).astype(np.int64)
+        return result
+
+    def _coupling_by_colour(self) -> list[tuple[Ints, Floats]]:
+        """Groups that share no cost with each other, and their coupling: [group, resource * group of the colour]."""
+        coupling = self._curve.copy()
+        coupling[:, self._each, self._each] = 0.0
+        colours = _colours(np.asarray(coupling.any(0)))
+        members = [np.flatnonzero(colours == colour) for colour in range(int(colours.max()) + 1)]
+        return [(groups, coupling[:, :, groups].transpose(1, 0, 2).reshape(len(colours), -1)) for groups in members]
+
+    def _nearly_equal(self, noise: Floats) -> Floats:
+        gains = -np.sort(-1 - noise[:, 1:], axis=1) * (self._levels[:, 1:] > self._levels[:, :-1])
+        return np.pad(gains.cumsum(axis=1), ((0, 0), (1, 0)))
+
+    def _search(self, prefix: Floats, starts: Floats, repaired: int, improved: int, exchanges: int) -> Floats:
+        """The best counts that a search of this effort reaches."""
+        gains = np.full((len(prefix), prefix.shape[1] + 1), np.inf)  # of the last block, per count
+        gains[:, 1:] = np.diff(prefix, axis=1, append=prefix[:, -1:])
+        counts, prices = self._follow(prefix, starts, repaired)
+        counts = self._fill(self._fit(np.concatenate([counts, self._elite]), gains), gains)
+        prices = np.concatenate([prices, np.repeat(prices[:1], len(self._elite), axis=0)])
+        order = np.argsort(-self._values(prefix, counts), kind="stable")
+        distinct = {counts[i].tobytes(): i for i in order[::-1]}
+        best = counts[order[0]]
+        for i in list(distinct.values())[: -improved - 1 : -1]:
+            row = counts[i]
+            for _ in range(exchanges):
+                better = self._exchange(row, prefix, prices[i])
+                if better is None:
+                    break
+                row = self._fill(better[None], gains)[0]
+            if self._values(prefix, row) > self._values(prefix, best):
+                best = row
+        return best
+
+    def _follow(self, prefix: Floats, starts: Floats, number: int) -> tuple[Floats, Floats]:
+        """The most promising counts on the way to prices at which the room is just used, and those prices."""
+        counts = starts.astype(float)
+        dense = self._cost(self._most[None].astype(float))
+        prices = np.repeat(prefix[:, -1].sum() / (dense * len(self._room)), len(starts), axis=0)
+        room = np.maximum(self._room, 1e-12 * self._limits)
+        history: list[tuple[Floats, Floats, Floats]] = []
+        for i in range(ROUNDS):
+            for groups, coupling in self._turns:
+                shape = len(counts), len(room), len(groups)
+                slope = self._slope[:, groups] + (counts @ coupling).reshape(shape)
+                levels = self._levels[groups]
+                score = prefix[groups] - np.einsum("sr,srg->sg", prices, slope)[:, :, None] * levels
+                if self._own.any():
+                    score -= (prices @ self._own[:, groups])[:, :, None] * levels**2
+                counts[:, groups] = score.argmax(2)
+            use = self._cost(counts) / room
+            promise = self._values(prefix, counts) / np.maximum(use.max(1), 1.0)
+            prices = prices * np.clip(use, 0.3, 3.0) ** (SLOWEST + RATE * (1 - i / ROUNDS))
+            history.append((counts.copy(), prices, promise))
+        counts, prices, promise = (np.concatenate(parts) for parts in zip(*history[-LAST:], strict=True))
+        distinct: dict[int, int] = {}  # one per start
+        for row in np.argsort(-promise, kind="stable").tolist():
+            distinct.setdefault(row % len(starts), row)
+        rows = list(distinct.values())[:number]
+        return counts[rows], prices[rows]
+
+    def _fit(self, counts: Floats, gains: Floats) -> Floats:
+        """Drops blocks until all rows fit: little value lost for much of the excess."""
+        counts, rows = counts.astype(float), np.arange(len(counts))
+        while True:
+            excess = np.maximum(self._cost(counts) - self._room, 0.0)
+            over = excess.any(1)
+            if not over.any():
+                return counts
+            saved = self._marginal(counts) - self._own
+            weight = np.einsum("sr,srg->sg", excess / self._limits**2, saved)
+            possible = (weight > 0) & (counts > 0)
+            loss = gains[self._each, counts.astype(np.int64)]
+            g = np.where(possible, loss / np.where(possible, weight, 1.0), np.inf).argmin(1)
+            needed = (excess / np.maximum(saved[rows, :, g], 1e-300)).max(1)
+            counts[rows, g] -= over * np.clip(np.floor(BOLD * needed), 1, counts[rows, g])
+
+    def _fill(self, counts: Floats, gains: Floats) -> Floats:
+        """Adds blocks to all rows while any fits: much value for little of the room that is left."""
+        counts, rows = counts.copy(), np.arange(len(counts))
+        bold = np.where(self._own.any(0), 0.0, BOLD)  # one by one where a block costs more than the last
+        while True:
+            room = np.maximum(self._room - self._cost(counts), 1e-300)
+            share = ((self._marginal(counts) + self._own) / room[:, :, None]).max(1)
+            fits = (share <= 1.0) & (counts < self._most)
+            if not fits.any():
+                return counts
+            gain = gains[self._each, counts.astype(np.int64) + 1]
+            g = np.where(fits, gain / (share + 0.05), -1.0).argmax(1)
+            number = np.clip(np.floor(bold[g] / np.maximum(share[rows, g], 1e-9)), 1, self._most[g] - counts[rows, g])
+            counts[rows, g] += fits[rows, g] * number
+
+    def _exchange(self, counts: Floats, prefix: Floats, prices: Floats) -> Floats | None:
+        """The counts after the best set of changes that still fits, if any is worth more.
+
+        Changes are ranked by their loss at the prices; odd ranks form one half, even ranks the other. Any
+        small set of one half is tried with any of the other.
+        """
+        group, marginal = self._change_group, self._marginal(counts[None])[0]
+        near, far = np.clip(counts[group] + self._change_ends, 0, self._most[group]).astype(np.int64)
+        change, value = (far - near).astype(float), prefix[group, far] - prefix[group, near]
+        loss = np.where(change != 0, (prices @ marginal)[group] * change - value, np.inf)
+        halves = np.argsort(loss, kind="stable")[: 2 * CHANGES].reshape(-1, 2).T
+        one, two = halves
+        sets = self._subsets
+        gain = np.add.outer(sets @ value[one], sets @ value[two])
+        fits = gain > 1e-9
+        left = self._room - self._cost(counts[None])[0]
+        for curve, slope, room in zip(self._curve, marginal, left, strict=True):
+            a, b = (self._cost_of_sets(curve, slope, group[half], change[half]) for half in halves)
+            between = curve[np.ix_(group[one], group[two])] * np.multiply.outer(change[one], change[two])
+            fits &= sets @ between @ sets.T + a[:, None] + b <= room
+        first, second = divmod(int((gain * fits).argmax()), len(sets))
+        if not fits[first, second]:
+            return None
+        moves = np.append(sets[first] * change[one], sets[second] * change[two])
+        return counts + np.bincount(group[halves.ravel()], moves, len(counts))
+
+    def _cost_of_sets(self, curve: Floats, slope: Floats, group: Ints, change: Floats) -> Floats:
+        within = curve[np.ix_(group, group)] * np.multiply.outer(change, change)
+        cost: Floats = self._subsets @ (slope[group] * change) + ((self._subsets @ within) * self._subsets).sum(1) / 2
+        return cost
+
+    def _values(self, prefix: Floats, counts: Floats) -> Floats:
+        values: Floats = prefix[self._each, counts.astype(np.int64)].sum(-1)
+        return values
+
+    def _marginal(self, counts: Floats) -> Floats:
+        """Derivative of the cost: [row, resource, group]."""
+        return self._slope + (counts @ self._flat_curve).reshape(len(counts), *self._slope.shape)
+
+    def _cost(self, counts: Floats) -> Floats:
+        """Cost beyond the base: [row, resource]."""
+        return np.einsum("srg,sg->sr", (self._marginal(counts) + self._slope) / 2, counts)
+
+
+def _subsets(total: int) -> Floats:
+    """All sets of different ranks 1, 2, ... with a sum of at most `total`, as rows of zeros and ones."""
+    ranks: list[list[int]] = [[]]
+    for row in ranks:
+        ranks.extend([*row, rank] for rank in range(row[-1] + 1 if row else 1, total - sum(row) + 1))
+    return np.array([[float(rank in row) for rank in range(1, total + 1)] for row in ranks])
+
+
+def _colours(linked: Bools) -> Ints:
+    """A colour per group, different for linked groups; greedy, groups with many links first."""
+    colours = np.full(len(linked), -1)
+    for g in np.argsort(-linked.sum(1), kind="stable"):
+        colours[g] = np.setdiff1d(np.arange(len(linked)), colours[linked[g]])[0]
+    return colours
