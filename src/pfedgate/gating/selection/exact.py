@@ -10,7 +10,8 @@ from pfedgate.gating.selection.costs import Floats, Ints, Problem
 
 LARGEST_GRID = 2_000_000  # vectors of counts whose cost a Frontier computes once: .2 s at most
 LARGEST_TABLE = 300_000  # numbers that a Frontier adds up for every batch: half a millisecond
-STATES = (1_000, 10_000, 100_000)  # limits of successive passes of a Programme; almost always the first is enough
+STATES = 1_000  # partial choices in one list of a Programme; almost always enough
+STATES_OF_HALVES = (10_000, 200_000)  # per half of the groups; beyond, close but perhaps not exact
 
 
 class Frontier:
@@ -56,11 +57,12 @@ class Frontier:
 
 
 class Programme:
-    """Adds group after group to partial choices, and drops those that cannot become the best.
+    """Builds partial choices group by group, without those that cannot become the best.
 
     The fractional optimum gives a price per unit of cost and an upper bound, a greedy filling a lower
-    one. Any part of the optimum loses at most the gap between both at that price. Of two partial choices
-    the one that costs more and is worth less is dropped too; with equal costs within a group few remain.
+    one. No part of the optimum loses more than the gap between both at that price. Of two partial choices
+    the one that costs more and is worth no more is dropped too; with equal costs within a group few remain.
+    Where they are many after all, two lists are made, each for half of the groups, and the best pair is taken.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -80,12 +82,12 @@ class Programme:
         best, price, upper = self._bounds(np.diff(prefix, axis=1)[self._item_group, self._item_rank])
         worth = prefix - price * self._cost[:, None] * self._levels
         loss = np.where(self._levels <= self._most[:, None], worth.max(1, keepdims=True) - worth, np.inf)
-        for most_states in STATES:
+        for halves, most in ((False, STATES), *((True, most) for most in STATES_OF_HALVES)):
             gap = upper - _value(prefix, best)
             if gap <= 0:
                 break
-            counts, complete = self._pass(prefix, loss, price, gap + 1e-9 * upper, most_states)
-            if counts is not None and _value(prefix, counts) > _value(prefix, best):
+            counts, complete = self._pass(prefix, loss, gap + 1e-9 * upper, halves, most)
+            if _value(prefix, counts) > _value(prefix, best):
                 best = counts
             if complete:
                 break
@@ -108,43 +110,63 @@ class Programme:
                 items.append(item)
         return np.bincount(self._item_group[items], minlength=len(self._cost)), price, upper
 
-    def _pass(
-        self, prefix: Floats, loss: Floats, price: float, gap: float, most_states: int
-    ) -> tuple[Ints | None, bool]:
+    def _pass(self, prefix: Floats, loss: Floats, gap: float, halves: bool, most: int) -> tuple[Ints, bool]:
         """The best counts that lose at most `gap` at the price; False if some states were left out."""
         near = loss <= gap
-        low, high = near.argmax(1), near.shape[1] - 1 - near[:, ::-1].argmax(1)
-        groups = np.flatnonzero(high > low)
+        low, high = near.argmax(1), near.shape[1] - near[:, ::-1].argmax(1)
+        groups = np.flatnonzero(high - low > 1)
         # Groups that lose much by any change come first: they prune most.
-        change = [-float(np.partition(loss[g, low[g] : high[g] + 1], 1)[1]) for g in groups]
+        change = [-float(np.partition(loss[g, low[g] : high[g]], 1)[1]) for g in groups]
         groups = groups[np.argsort(change, kind="stable")]
-        cost, worth = np.array([self._cost @ low]), np.array([_value(prefix, low)])
-        lost = np.array([loss[np.arange(len(low)), low].sum() - loss[groups, low[groups]].sum()])
-        span = (self._cost * (high - low))[groups]
-        steps: list[tuple[int, Ints, int]] = []
-        complete = True
-        for g, ahead in zip(groups.tolist(), (span[::-1].cumsum()[::-1] - span).tolist(), strict=True):
-            k = np.arange(low[g], high[g] + 1)
-            costs = (cost[:, None] + self._cost[g] * (k - low[g])).ravel()
-            worths = (worth[:, None] + (prefix[g, k] - prefix[g, low[g]])).ravel()
-            losses = (lost[:, None] + loss[g, k]).ravel()
-            idle = np.maximum(self._room - ahead - costs, 0.0)  # room that no later group can fill
-            states = np.flatnonzero((costs <= self._room) & (losses + price * idle <= gap))
-            if not states.size:
-                return None, complete
-            states = states[np.argsort(costs[states], kind="stable")]
-            best = np.maximum.accumulate(worths[states])
-            states = states[np.append(True, best[1:] > best[:-1])]
-            if states.size > most_states:
-                complete = False
-                states = states[np.sort(np.argpartition(losses[states], most_states)[:most_states])]
-            steps.append((g, states, len(k)))
-            cost, worth, lost = costs[states], worths[states], losses[states]
-        counts, state = low.copy(), int(worth.argmax())
-        for g, states, width in reversed(steps):
-            state, more = divmod(int(states[state]), width)
-            counts[g] += more
-        return counts, complete
+        room = self._room - self._cost @ low
+        parts = (groups[::2], groups[1::2]) if halves else (groups, groups[:0])
+        one, two = (_Front(room, gap, most), _Front(room, gap, most))
+        for part, front in zip(parts, (one, two), strict=True):
+            for g in part.tolist():
+                k = np.arange(low[g], high[g])
+                front.add(self._cost[g] * (k - low[g]), prefix[g, k] - prefix[g, low[g]], loss[g, k])
+        partners = np.searchsorted(two.cost, room - one.cost, side="right") - 1
+        total = np.where(partners >= 0, one.worth + two.worth[partners], -1.0)
+        first = int(total.argmax())
+        counts = low.copy()
+        if total[first] >= 0:  # else the states left out were needed, and only the least levels fit
+            counts[parts[0]] += one.levels(first)
+            counts[parts[1]] += two.levels(int(partners[first]))
+        return counts, one.complete and two.complete
+
+
+class _Front:
+    """Partial choices over some groups, by increasing cost and worth."""
+
+    def __init__(self, room: float, gap: float, most: int) -> None:
+        self.cost = self.worth = self._lost = np.zeros(1)
+        self._room, self._gap, self._most = room, gap, most
+        self._steps: list[tuple[Ints, int]] = []
+        self.complete = True
+
+    def add(self, cost: Floats, worth: Floats, loss: Floats) -> None:
+        """Extends every choice by every level of one more group."""
+        costs, worths, losses = (
+            np.add.outer(old, new).ravel()
+            for old, new in ((self.cost, cost), (self.worth, worth), (self._lost, loss))
+        )
+        states = np.flatnonzero((costs <= self._room) & (losses <= self._gap))
+        states = states[np.argsort(costs[states], kind="stable")]
+        best = np.maximum.accumulate(worths[states])
+        states = states[np.diff(best, prepend=-1.0) > 0]
+        if states.size > self._most:
+            self.complete = False
+            states = states[np.sort(np.argpartition(losses[states], self._most)[: self._most])]
+        self._steps.append((states, len(cost)))
+        self.cost, self.worth, self._lost = costs[states], worths[states], losses[states]
+
+    def levels(self, state: int) -> Ints:
+        """The level of every group in one choice."""
+        levels = []
+        for states, width in reversed(self._steps):
+            state, level = divmod(int(states[state]), width)
+            levels.append(level)
+        return np.array(levels[::-1], dtype=np.int64)
 
 
 def _value(prefix: Floats, counts: Ints) -> float:

@@ -15,12 +15,12 @@ import numpy as np
 
 from pfedgate.gating.selection.costs import Bools, Floats, Ints, Problem
 
-STARTS = 20  # counts from which prices are followed
+STARTS = 28  # counts from which prices are followed
 ROUNDS = 12  # changes of the prices
 LAST = 3  # rounds whose counts may be repaired
 RATE = 0.6  # exponent with which use changes a price at first; it falls linearly
 SLOWEST = 0.1
-QUICK = (6, 3, 5)  # starting points to repair, those of them to exchange in, exchanges of each
+QUICK = (8, 2, 5)  # starting points to repair, those of them to exchange in, exchanges of each
 THOROUGH = (16, 12, 20)
 EXAMPLES = 4  # nearly equal importances that are searched thoroughly
 BOLD = 0.5  # share of an excess that one step may drop, and share of the room that one step may fill
@@ -110,9 +110,9 @@ class Prices:
     def _follow(self, prefix: Floats, starts: Floats, number: int) -> tuple[Floats, Floats]:
         """The most promising counts on the way to prices at which the room is just used, and those prices."""
         counts = starts.astype(float)
-        dense = self._cost(self._most[None].astype(float))
-        prices = np.repeat(prefix[:, -1].sum() / (dense * len(self._room)), len(starts), axis=0)
         room = np.maximum(self._room, 1e-12 * self._limits)
+        dense = self._room - self._left(self._most.astype(float), self._marginal(self._most))
+        prices = np.tile(prefix[:, -1].sum() / (dense * len(room)), (len(starts), 1))
         history: list[tuple[Floats, Floats, Floats]] = []
         for i in range(ROUNDS):
             for groups, coupling in self._turns:
@@ -123,7 +123,7 @@ class Prices:
                 if self._own.any():
                     score -= (prices @ self._own[:, groups])[:, :, None] * levels**2
                 counts[:, groups] = score.argmax(2)
-            use = self._cost(counts) / room
+            use = (self._room - self._left(counts, self._marginal(counts))) / room
             promise = self._values(prefix, counts) / np.maximum(use.max(1), 1.0)
             prices = prices * np.clip(use, 0.3, 3.0) ** (SLOWEST + RATE * (1 - i / ROUNDS))
             history.append((counts.copy(), prices, promise))
@@ -138,11 +138,12 @@ class Prices:
         """Drops blocks until all rows fit: little value lost for much of the excess."""
         counts, rows = counts.astype(float), np.arange(len(counts))
         while True:
-            excess = np.maximum(self._cost(counts) - self._room, 0.0)
+            marginal = self._marginal(counts)
+            excess = np.maximum(-self._left(counts, marginal), 0.0)
             over = excess.any(1)
             if not over.any():
                 return counts
-            saved = self._marginal(counts) - self._own
+            saved = marginal - self._own
             weight = np.einsum("sr,srg->sg", excess / self._limits**2, saved)
             possible = (weight > 0) & (counts > 0)
             loss = gains[self._each, counts.astype(np.int64)]
@@ -155,8 +156,9 @@ class Prices:
         counts, rows = counts.copy(), np.arange(len(counts))
         bold = np.where(self._own.any(0), 0.0, BOLD)  # one by one where a block costs more than the last
         while True:
-            room = np.maximum(self._room - self._cost(counts), 1e-300)
-            share = ((self._marginal(counts) + self._own) / room[:, :, None]).max(1)
+            marginal = self._marginal(counts)
+            room = np.maximum(self._left(counts, marginal), 1e-300)
+            share = ((marginal + self._own) / room[:, :, None]).max(1)
             fits = (share <= 1.0) & (counts < self._most)
             if not fits.any():
                 return counts
@@ -171,42 +173,45 @@ class Prices:
         Changes are ranked by their loss at the prices; odd ranks form one half, even ranks the other. Any
         small set of one half is tried with any of the other.
         """
-        group, marginal = self._change_group, self._marginal(counts[None])[0]
-        near, far = np.clip(counts[group] + self._change_ends, 0, self._most[group]).astype(np.int64)
+        marginal = self._marginal(counts)
+        group, most = self._change_group, self._most[self._change_group]
+        near, far = np.minimum(np.maximum(counts[group] + self._change_ends, 0), most).astype(np.int64)
         change, value = (far - near).astype(float), prefix[group, far] - prefix[group, near]
         loss = np.where(change != 0, (prices @ marginal)[group] * change - value, np.inf)
-        halves = np.argsort(loss, kind="stable")[: 2 * CHANGES].reshape(-1, 2).T
-        one, two = halves
-        sets = self._subsets
-        gain = np.add.outer(sets @ value[one], sets @ value[two])
+        least = np.argsort(loss, kind="stable")[: 2 * CHANGES].reshape(-1, 2).T
+        group, change, sets = group[least], change[least], self._subsets  # [half, change]
+        one, two = (value[least] @ sets.T)[:, :, None]
+        flat, step = group.ravel(), change.ravel()
+        curve = self._curve[:, flat[:, None], flat] * (step[:, None] * step)
+        curve = curve.reshape(-1, 2, CHANGES, 2, CHANGES)
+        cost = (marginal[:, group] * change) @ sets.T  # [resource, half, set]
+        if curve.any():
+            cost += np.einsum("rhsc,sc->rhs", sets @ np.einsum("rhchd->rhcd", curve), sets, optimize=False) / 2
+        gain = one + two.T
         fits = gain > 1e-9
-        left = self._room - self._cost(counts[None])[0]
-        for curve, slope, room in zip(self._curve, marginal, left, strict=True):
-            a, b = (self._cost_of_sets(curve, slope, group[half], change[half]) for half in halves)
-            between = curve[np.ix_(group[one], group[two])] * np.multiply.outer(change[one], change[two])
-            fits &= sets @ between @ sets.T + a[:, None] + b <= room
-        first, second = divmod(int((gain * fits).argmax()), len(sets))
+        ones = np.ones((len(sets), 1))
+        for room, (first, second), between in zip(self._left(counts, marginal), cost, curve[:, 0, :, 1], strict=True):
+            rows = np.hstack([sets @ between, first[:, None], ones])
+            fits &= rows @ np.hstack([sets, ones, second[:, None]]).T <= room
+        gain *= fits
+        first, second = divmod(int(gain.argmax()), len(sets))
         if not fits[first, second]:
             return None
-        moves = np.append(sets[first] * change[one], sets[second] * change[two])
-        return counts + np.bincount(group[halves.ravel()], moves, len(counts))
-
-    def _cost_of_sets(self, curve: Floats, slope: Floats, group: Ints, change: Floats) -> Floats:
-        within = curve[np.ix_(group, group)] * np.multiply.outer(change, change)
-        cost: Floats = self._subsets @ (slope[group] * change) + ((self._subsets @ within) * self._subsets).sum(1) / 2
-        return cost
+        moves = sets[[first, second]] * change
+        return counts + np.bincount(flat, moves.ravel(), len(counts))
 
     def _values(self, prefix: Floats, counts: Floats) -> Floats:
         values: Floats = prefix[self._each, counts.astype(np.int64)].sum(-1)
         return values
 
     def _marginal(self, counts: Floats) -> Floats:
-        """Derivative of the cost: [row, resource, group]."""
-        return self._slope + (counts @ self._flat_curve).reshape(len(counts), *self._slope.shape)
+        """Derivative of the cost: [..., group] -> [..., resource, group]."""
+        return self._slope + (counts @ self._flat_curve).reshape(*counts.shape[:-1], *self._slope.shape)
 
-    def _cost(self, counts: Floats) -> Floats:
-        """Cost beyond the base: [row, resource]."""
-        return np.einsum("srg,sg->sr", (self._marginal(counts) + self._slope) / 2, counts)
+    def _left(self, counts: Floats, marginal: Floats) -> Floats:
+        """Room left by counts, less than nothing where they do not fit: [..., resource]."""
+        left: Floats = self._room - ((marginal + self._slope) @ counts[..., None])[..., 0] / 2
+        return left
 
 
 def _subsets(total: int) -> Floats:
