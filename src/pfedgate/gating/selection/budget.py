@@ -86,7 +86,7 @@ class Budget:
     def _of_resources(cls, values: Mapping[str, float | None]) -> Budget:
         for name in values:
             if name not in RESOURCES:
-                raise ValueError(unknown("resource", name, RESOURCES))
+                raise ValueError(unknown("resource", str(name), RESOURCES))
         return cls(**values)
 
     def limits(self, costs: CostModel) -> dict[str, float]:

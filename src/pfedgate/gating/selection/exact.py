@@ -147,8 +147,7 @@ class _Front:
     def add(self, cost: Floats, worth: Floats, loss: Floats) -> None:
         """Extends every choice by every level of one more group."""
         costs, worths, losses = (
-            np.add.outer(old, new).ravel()
-            for old, new in ((self.cost, cost), (self.worth, worth), (self._lost, loss))
+            np.add.outer(old, new).ravel() for old, new in ((self.cost, cost), (self.worth, worth), (self._lost, loss))
         )
         states = np.flatnonzero((costs <= self._room) & (losses <= self._gap))
         states = states[np.argsort(costs[states], kind="stable")]

@@ -52,15 +52,14 @@ class Prices:
         self._each = np.arange(len(self._most))
         self._turns = self._coupling_by_colour()
         self._subsets = _subsets(CHANGES)
-        none = max(0, 2 * CHANGES - len(SPANS) * len(self._most))  # changes of nothing, to fill an exchange
+        none = max(0, 2 * CHANGES - len(SPANS) * len(self._most))  # changes of nothing fill a small exchange
         self._change_group = np.append(np.tile(self._each, len(SPANS)), np.zeros(none, dtype=np.int64))
-        self._change_ends = np.zeros((2, len(self._change_group)))
-        self._change_ends[:, : len(SPANS) * len(self._most)] = np.repeat(np.array(SPANS).T, len(self._most), axis=1)
+        ends = np.repeat(np.array(SPANS).T, len(self._most), axis=1)
+        self._change_ends = np.pad(ends, ((0, 0), (0, none)))
         random = np.random.default_rng(0)
-        plain = [0 * self._most, self._most / 2, self._most]
         waves = [np.where(np.isin(self._each, groups), self._most, 0) for groups, _ in self._turns[:2]]
         mixed = random.integers(0, self._most + 1, (4 * STARTS, len(self._most)))
-        starts = np.concatenate([plain, waves, mixed])
+        starts = np.concatenate([[0 * self._most, self._most / 2, self._most], waves, mixed])
         self._starts, self._elite = starts[:STARTS], starts[:0]
         examples = [self._nearly_equal(0.1 * random.random(self._levels.shape) * (i > 0)) for i in range(EXAMPLES)]
         self._elite = np.array([self._search(prefix, starts, *THOROUGH) for prefix in examples])
@@ -84,7 +83,8 @@ class Prices:
 
     def _nearly_equal(self, noise: Floats) -> Floats:
         gains = -np.sort(-1 - noise[:, 1:], axis=1) * (self._levels[:, 1:] > self._levels[:, :-1])
-        return np.pad(gains.cumsum(axis=1), ((0, 0), (1, 0)))
+        prefix: Floats = np.pad(gains.cumsum(axis=1), ((0, 0), (1, 0)))
+        return prefix
 
     def _search(self, prefix: Floats, starts: Floats, repaired: int, improved: int, exchanges: int) -> Floats:
         """The best counts that a search of this effort reaches."""
@@ -94,9 +94,11 @@ class Prices:
         counts = self._fill(self._fit(np.concatenate([counts, self._elite]), gains), gains)
         prices = np.concatenate([prices, np.repeat(prices[:1], len(self._elite), axis=0)])
         order = np.argsort(-self._values(prefix, counts), kind="stable")
-        distinct = {counts[i].tobytes(): i for i in order[::-1]}
-        best = counts[order[0]]
-        for i in list(distinct.values())[: -improved - 1 : -1]:
+        distinct: dict[bytes, int] = {}
+        for i in order.tolist():
+            distinct.setdefault(counts[i].tobytes(), i)
+        best: Floats = counts[order[0]]
+        for i in list(distinct.values())[:improved]:
             row = counts[i]
             for _ in range(exchanges):
                 better = self._exchange(row, prefix, prices[i])
@@ -111,7 +113,8 @@ class Prices:
         """The most promising counts on the way to prices at which the room is just used, and those prices."""
         counts = starts.astype(float)
         room = np.maximum(self._room, 1e-12 * self._limits)
-        dense = self._room - self._left(self._most.astype(float), self._marginal(self._most))
+        most = self._most.astype(float)
+        dense = self._room - self._left(most, self._marginal(most))
         prices = np.tile(prefix[:, -1].sum() / (dense * len(room)), (len(starts), 1))
         history: list[tuple[Floats, Floats, Floats]] = []
         for i in range(ROUNDS):
@@ -206,7 +209,9 @@ class Prices:
 
     def _marginal(self, counts: Floats) -> Floats:
         """Derivative of the cost: [..., group] -> [..., resource, group]."""
-        return self._slope + (counts @ self._flat_curve).reshape(*counts.shape[:-1], *self._slope.shape)
+        bent = counts @ self._flat_curve
+        marginal: Floats = self._slope + bent.reshape(*counts.shape[:-1], *self._slope.shape)
+        return marginal
 
     def _left(self, counts: Floats, marginal: Floats) -> Floats:
         """Room left by counts, less than nothing where they do not fit: [..., resource]."""
