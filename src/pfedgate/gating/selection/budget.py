@@ -33,7 +33,8 @@ class InfeasibleBudget(ValueError):
 class Budget:
     """How much of each resource one batch may use; None leaves a resource free.
 
-    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `latency_ms` is always absolute.
+    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `latency_ms`
+    is always absolute.
 
     >>> Budget(params=0.3)
     Budget(params=0.3, flops=None, activation_bytes=None, latency_ms=None)
@@ -61,7 +62,7 @@ class Budget:
     def of(
         cls, value: float | Mapping[str, float | None] | Budget, resources: Sequence[str] = PLAIN_NUMBER_BINDS
     ) -> Budget:
-        """A budget from a share for all of `resources`, from a mapping by resource, or from a budget.
+        """A budget from one share for all of `resources`, a mapping by resource, or a budget.
 
         >>> Budget.of(0.5, resources=("params",)) == Budget.of({"params": 0.5}) == Budget(params=0.5)
         True
@@ -136,10 +137,10 @@ class Selector:
         return type(self._solver).__name__ if self._solver else "everything fits"
 
     def select(self, importance: Floats) -> Bools:
-        """The best mask over all optional blocks, given their importances, both concatenated group by group.
+        """The best mask over all optional blocks, given their importances, group by group.
 
-        A block of negative importance is never kept. Of equally good masks a `Frontier` takes the one
-        with more blocks in the first groups; every solver is deterministic and has no memory.
+        A block of negative importance is never kept. Of equally good masks a `Frontier` takes the
+        one with more blocks in the first groups; every solver is deterministic and has no memory.
         """
         values = self._checked(importance)
         places, prefix = self._problem.rank(values)
@@ -152,8 +153,9 @@ class Selector:
     def reachable_masks(self, limit: int = 10**6) -> int:
         """How many masks are optimal for some positive importances, counted up to `limit`.
 
-        Exact for few groups. For the other solvers a lower bound, but 1 exactly if there is only one such
-        mask: then the gate cannot choose anything, and the budget or the blocks should be changed.
+        Exact for few groups. For the other solvers a lower bound, but 1 exactly if there is only
+        one such mask: then the gate cannot choose anything, and the budget or the blocks should be
+        changed.
         """
         if self._solver is None:
             return min(limit, 1)

@@ -1,4 +1,4 @@
-"""Exact selection: `Frontier` for few groups, `Programme` for one resource without products of groups."""
+"""Exact selection: `Frontier` for few groups, `Programme` for one resource without products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ STATES_OF_HALVES = (10_000, 200_000)  # per half of the groups; beyond, close bu
 class Frontier:
     """Lists all maximal counts once, and looks up the best of them for every batch.
 
-    Costs only grow with every count, so the optimum is one of the vectors that no block can be added to.
+    Costs only grow with every count, so the optimum is one of the vectors that no block can be
+    added to.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -59,18 +60,17 @@ class Frontier:
 class Programme:
     """Builds partial choices group by group, without those that cannot become the best.
 
-    The fractional optimum gives a price per unit of cost and an upper bound, a greedy filling a lower
-    one. No part of the optimum loses more than the gap between both at that price. Of two partial choices
-    the one that costs more and is worth no more is dropped too; with equal costs within a group few remain.
-    Where they are many after all, two lists are made, each for half of the groups, and the best pair is taken.
+    The fractional optimum gives a price per unit of cost and an upper bound, a greedy filling a
+    lower one. No part of the optimum loses more than the gap between both at that price. Of two
+    partial choices the one that costs more and is worth no more is dropped too; few remain, since
+    blocks of a group cost the same. Where many remain, each half of the groups gets its own list,
+    and the best pair wins.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._counts, self._groups = problem.counts, problem.costly
         self._cost = problem.costs[0].linear[self._groups] * problem.step[self._groups]
-        least = problem.counts.copy()
-        least[self._groups] = 0
-        self._room = float(problem.limits[0] - problem.costs[0](problem.first + problem.step * least))
+        self._room = float(problem.limits[0] - problem.costs[0](problem.least))
         self._most = problem.counts[self._groups]
         self._levels = np.arange(int(self._most.max()) + 1)
         self._item_group, self._item_rank = np.nonzero(self._levels[:-1] < self._most[:, None])
@@ -111,7 +111,7 @@ class Programme:
         return np.bincount(self._item_group[items], minlength=len(self._cost)), price, upper
 
     def _pass(self, prefix: Floats, loss: Floats, gap: float, halves: bool, most: int) -> tuple[Ints, bool]:
-        """The best counts that lose at most `gap` at the price; False if some states were left out."""
+        """The best counts that lose at most `gap`; False if some partial choices were left out."""
         near = loss <= gap
         low, high = near.argmax(1), near.shape[1] - near[:, ::-1].argmax(1)
         groups = np.flatnonzero(high - low > 1)

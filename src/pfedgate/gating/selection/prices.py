@@ -5,8 +5,9 @@
 2. The most promising counts drop blocks until they fit, and are filled up greedily.
 3. The best of them exchange blocks: thousands of sets of small changes are tried at the exact cost.
 
-Where importances are nearly equal, prices say little. A thorough search for such importances is made once,
-and its results are starting points of step 2. `benchmarks/selection.py` measures the loss against a MILP solver.
+Where importances are nearly equal, prices say little. A new solver therefore searches thoroughly
+for such importances; the results are starting points of step 2 for every batch.
+`benchmarks/selection.py` measures the loss against a MILP solver.
 """
 
 from __future__ import annotations
@@ -23,23 +24,22 @@ SLOWEST = 0.1
 QUICK = (8, 2, 5)  # starting points to repair, those of them to exchange in, exchanges of each
 THOROUGH = (16, 12, 20)
 EXAMPLES = 4  # nearly equal importances that are searched thoroughly
-BOLD = 0.5  # share of an excess that one step may drop, and share of the room that one step may fill
+BOLD = 0.5  # share of an excess that one step may drop, or of the room that it may fill
 CHANGES = 14  # changes in each half of an exchange
-SPANS = ((0, 1), (1, 2), (2, 4), (0, -1), (-1, -2), (-2, -4))  # a change covers these blocks next to the count
+# A change adds or drops the blocks from the first to the second next to the count.
+SPANS = ((0, 1), (1, 2), (2, 4), (0, -1), (-1, -2), (-2, -4))
 
 
 class Prices:
     """Within half a percent of the optimum on the networks measured, and never over the budget.
 
-    With k the counts of the groups that cost something, cost = base + slope @ k + k @ curve @ k / 2.
+    The cost is base + slope @ k + k @ curve @ k / 2, k being the counts of costly groups.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._counts, self._groups = problem.counts, problem.costly
         self._most = problem.counts[self._groups]
-        least = problem.counts.copy()
-        least[self._groups] = 0
-        units, step = problem.first + problem.step * least, problem.step
+        units, step = problem.least, problem.step
         inner = np.ix_(self._groups, self._groups)
         base = np.array([cost(units) for cost in problem.costs])
         self._limits = problem.limits
@@ -52,7 +52,7 @@ class Prices:
         self._each = np.arange(len(self._most))
         self._turns = self._coupling_by_colour()
         self._subsets = _subsets(CHANGES)
-        none = max(0, 2 * CHANGES - len(SPANS) * len(self._most))  # changes of nothing fill a small exchange
+        none = max(0, 2 * CHANGES - len(SPANS) * len(self._most))  # empty changes fill a small exchange
         self._change_group = np.append(np.tile(self._each, len(SPANS)), np.zeros(none, dtype=np.int64))
         ends = np.repeat(np.array(SPANS).T, len(self._most), axis=1)
         self._change_ends = np.pad(ends, ((0, 0), (0, none)))
@@ -74,7 +74,7 @@ class Prices:
         return result
 
     def _coupling_by_colour(self) -> list[tuple[Ints, Floats]]:
-        """Groups that share no cost with each other, and their coupling: [group, resource * group of the colour]."""
+        """Groups that share no cost, and their coupling: [group, resource * group of the colour]."""
         coupling = self._curve.copy()
         coupling[:, self._each, self._each] = 0.0
         colours = _colours(np.asarray(coupling.any(0)))
@@ -110,7 +110,7 @@ class Prices:
         return best
 
     def _follow(self, prefix: Floats, starts: Floats, number: int) -> tuple[Floats, Floats]:
-        """The most promising counts on the way to prices at which the room is just used, and those prices."""
+        """The most promising counts near prices at which the room is just used, and their prices."""
         counts = starts.astype(float)
         room = np.maximum(self._room, 1e-12 * self._limits)
         most = self._most.astype(float)
@@ -155,9 +155,9 @@ class Prices:
             counts[rows, g] -= over * np.clip(np.floor(BOLD * needed), 1, counts[rows, g])
 
     def _fill(self, counts: Floats, gains: Floats) -> Floats:
-        """Adds blocks to all rows while any fits: much value for little of the room that is left."""
+        """Adds blocks to all rows while any fits: much value for little of the room left."""
         counts, rows = counts.copy(), np.arange(len(counts))
-        bold = np.where(self._own.any(0), 0.0, BOLD)  # one by one where a block costs more than the last
+        bold = np.where(self._own.any(0), 0.0, BOLD)  # one by one where costs rise from block to block
         while True:
             marginal = self._marginal(counts)
             room = np.maximum(self._left(counts, marginal), 1e-300)
@@ -173,8 +173,8 @@ class Prices:
     def _exchange(self, counts: Floats, prefix: Floats, prices: Floats) -> Floats | None:
         """The counts after the best set of changes that still fits, if any is worth more.
 
-        Changes are ranked by their loss at the prices; odd ranks form one half, even ranks the other. Any
-        small set of one half is tried with any of the other.
+        Changes are ranked by their loss at the prices; odd ranks form one half, even ranks the
+        other. Any small set of one half is tried with any of the other.
         """
         marginal = self._marginal(counts)
         group, most = self._change_group, self._most[self._change_group]
@@ -220,7 +220,7 @@ class Prices:
 
 
 def _subsets(total: int) -> Floats:
-    """All sets of different ranks 1, 2, ... with a sum of at most `total`, as rows of zeros and ones."""
+    """All sets of different ranks 1, 2, ... with a sum of at most `total`: rows of zeros and ones."""
     ranks: list[list[int]] = [[]]
     for row in ranks:
         ranks.extend([*row, rank] for rank in range(row[-1] + 1 if row else 1, total - sum(row) + 1))
