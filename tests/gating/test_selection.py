@@ -95,6 +95,20 @@ class TestExact:
         best = by_brute_force(costs, selector.limits, importance)
         assert value(selector, importance) == pytest.approx(best, abs=1e-9)
 
+    @given(small_problems())
+    def test_other_solvers_on_small_problems(self, problem: tuple[CostModel, Budget, Floats]) -> None:
+        """Squares, free groups, no room at all: `Programme` stays exact, `Prices` within the budget."""
+        costs, budget, importance = problem
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pfedgate.gating.selection.exact.LARGEST_GRID", 0)
+            try:
+                selector = Selector(costs, budget)
+            except InfeasibleBudget:
+                assume(False)
+        worth = value(selector, importance)
+        if selector.solver != "Prices":
+            assert worth == pytest.approx(by_brute_force(costs, selector.limits, importance), abs=1e-9)
+
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("name", ["cifar10", "femnist"])
     @pytest.mark.parametrize(

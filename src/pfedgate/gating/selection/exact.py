@@ -116,8 +116,7 @@ class Programme:
         low, high = near.argmax(1), near.shape[1] - near[:, ::-1].argmax(1)
         groups = np.flatnonzero(high - low > 1)
         # Groups that lose much by any change come first: they prune most.
-        change = [-float(np.partition(loss[g, low[g] : high[g]], 1)[1]) for g in groups]
-        groups = groups[np.argsort(change, kind="stable")]
+        groups = groups[np.argsort(-np.sort(loss[groups], axis=1)[:, 1], kind="stable")]
         room = self._room - self._cost @ low
         parts = (groups[::2], groups[1::2]) if halves else (groups, groups[:0])
         one, two = (_Front(room, gap, most), _Front(room, gap, most))
@@ -125,14 +124,16 @@ class Programme:
             for g in part.tolist():
                 k = np.arange(low[g], high[g])
                 front.add(self._cost[g] * (k - low[g]), prefix[g, k] - prefix[g, low[g]], loss[g, k])
+        counts, complete = low.copy(), one.complete and two.complete
+        if not (one.cost.size and two.cost.size):
+            return counts, complete  # the choices that fit were left out
         partners = np.searchsorted(two.cost, room - one.cost, side="right") - 1
         total = np.where(partners >= 0, one.worth + two.worth[partners], -1.0)
         first = int(total.argmax())
-        counts = low.copy()
-        if total[first] >= 0:  # else the states left out were needed, and only the least levels fit
+        if total[first] >= 0:
             counts[parts[0]] += one.levels(first)
             counts[parts[1]] += two.levels(int(partners[first]))
-        return counts, one.complete and two.complete
+        return counts, complete
 
 
 class _Front:
