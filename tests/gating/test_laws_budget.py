@@ -96,7 +96,7 @@ def test_density_and_flops_stay_below_the_budget(name: str, split: Any) -> None:
             gated.rebudget(share)
         except InfeasibleBudget:
             continue
-        count = COUNT if gated.selector.solver != "Deep" else COUNT // 4
+        count = COUNT if gated.selector.solver != "Prices" else COUNT // 4
         for importance in gates(len(gated.plan.blocks), group_blocks(gated), count, seed=int(share * 10)):
             pretend(gated, importance)
             selection, _ = gated.select(x)

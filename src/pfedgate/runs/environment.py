@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "numpy", "ortools", "safetensors", "scikit-learn", "scipy")
+PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn", "scipy")
 
 
 def environment() -> dict[str, Any]:
