@@ -114,7 +114,7 @@ def choose_device(name: str) -> torch.device:
 
 
 class Engine:
-    """One run. Use `run`."""
+    """One run and its state on disk; `run` makes it."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Engine:
             self._checkpoint(server, history, lines, timing)
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         if not scores and history and options.evaluate_every:
-            # Resumed after the last round: the scores were not kept, so take them again (it changes nothing).
+            # Resumed after the last round: scores are not in the checkpoint, so take them again (it changes nothing).
             scores = self._evaluate(reach, server, self._round(len(history) - 1, history[:-1]), {})
         return self._finish(reach, server, history, scores)
 

@@ -129,11 +129,8 @@ class DiskStore:
 
     def clients(self) -> list[str]:
         """Clients that have a state, sorted."""
-        found = set()
-        for folder in (f"pending-{self.tag}", "current"):
-            for path in (self.root / folder).glob("*/*.safetensors"):
-                found.add(unquote(path.name.removesuffix(".safetensors")))
-        return sorted(found)
+        folders = (self.root / f"pending-{self.tag}", self.root / "current")
+        return sorted({unquote(path.stem) for folder in folders for path in folder.glob("*/*.safetensors")})
 
     def snapshot(self, target: str | Path) -> None:
         """A copy of all current states made of hard links: later commits replace files, never change them."""

@@ -49,7 +49,7 @@ def environment() -> dict[str, Any]:
 
 
 def other_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes the same run give other bits now than in the environment before, in words.
+    """Differences to the environment before that let the same run give other bits, in words.
 
     >>> now = environment()
     >>> other_bits(now | {"machine": now["machine"] | {"vectors": "MMX"}}, now)[0].startswith("vectors MMX then, ")
@@ -59,10 +59,10 @@ def other_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     named = [("vectors", before["machine"].get("vectors"), now["machine"]["vectors"])]
     named += [("accelerators", before["machine"]["accelerators"], now["machine"]["accelerators"])]
     named += [("torch", before["packages"].get("torch"), now["packages"].get("torch"))]
-    return [f"{name} {_told(then)} then, {_told(here)} here" for name, then, here in named if then not in (None, here)]
+    return [f"{name} {_text(then)} then, {_text(here)} here" for name, then, here in named if then not in (None, here)]
 
 
-def _told(value: str | list[str] | None) -> str:
+def _text(value: str | list[str] | None) -> str:
     return value if isinstance(value, str) else ", ".join(value or []) or "none"
 
 
@@ -105,8 +105,8 @@ def _commit() -> str | None:
         inside = subprocess.run(
             ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10
         )
-        found = subprocess.run(ask, capture_output=True, text=True, timeout=10)
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     # A virtual environment inside somebody else's repository must not pass for that repository's commit.
-    return found.stdout.strip() or None if inside.returncode == 0 and found.returncode == 0 else None
+    return answer.stdout.strip() or None if inside.returncode == 0 and answer.returncode == 0 else None

@@ -106,10 +106,10 @@ class Steps:
         """Seconds until the end, None before the first step of this session."""
         return None if self._pace is None else self._pace.left()
 
-    def at(self, done: int, of: int, told: str | None = "", *, share: float | None = None) -> None:
-        """So many are done, and this is worth saying (None: nothing); the first call says where it starts.
+    def at(self, done: int, of: int, remark: str | None = "", *, share: float | None = None) -> None:
+        """Show how many are done and a remark (None: nothing to say); the first call says where it starts.
 
-        share  of the work that is done, where steps take unequal time
+        share  the share of the work that is done, where steps take unequal time
         """
         if self._pace is None:
             self._pace = Pace()
@@ -118,11 +118,11 @@ class Steps:
             self._pace.done(done if share is None else share)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=of)
-            if told is not None:
-                self._bar.update(self._task, score=escape(told))
-        if self._bar is not None or told is None:
+            if remark is not None:
+                self._bar.update(self._task, score=escape(remark))
+        if self._bar is not None or remark is None:
             return
-        parts = [f"{self.what} {done}/{of}", *([told] if told else [])]
+        parts = [f"{self.what} {done}/{of}", *([remark] if remark else [])]
         if done < of and self.left() is not None:
             parts.append(f"{clock(self.left())} left")
         text = f"{self.title}: {', '.join(parts)}"
