@@ -77,7 +77,7 @@ def _private(algorithm: Algorithm, got: State, store: Store, local: Local) -> St
         return private
     if type(algorithm).init_client is Algorithm.init_client:
         return {}
-    # As in round 0 whenever it happens: a client's first state must not depend on when it was first needed.
+    # It pretends to be round 0: a client's first state must not depend on when it was first needed.
     first = replace(local, round=replace(local.round, index=0, factor=1.0))
     with _named(local, "init_client"), seeded(local.round.seed, "init_client", local.card.id):
         return algorithm.init_client(got, first)
@@ -209,7 +209,7 @@ class Endpoint:
         return self._last[1]
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no process was started."""
 
 
 class Serialised(Endpoint):

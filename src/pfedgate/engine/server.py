@@ -48,7 +48,7 @@ class Exchange(Protocol):
         """Scores of personal models; changes nothing."""
 
     def close(self) -> None:
-        """Stop whatever was started."""
+        """Stop the processes it has started."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ class Engine:
             round = self._round(index, history)
             server, record, lines = self._train(reach, server, round)
             trained = time.perf_counter()
-            if self._due(index + 1):
+            every = options.evaluate_every
+            if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
@@ -171,10 +172,6 @@ class Engine:
         factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
         total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
         return Round(index, self.options.rounds, self.options.seed, factor, total)
-
-    def _due(self, done: int) -> bool:
-        every = self.options.evaluate_every
-        return bool(every) and (done % every == 0 or done == self.options.rounds)
 
     def _chunks(self, cards: Sequence[Card]) -> list[list[Card]]:
         """Groups trained together. They depend on the cards alone, not on workers or on any order."""

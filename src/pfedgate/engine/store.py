@@ -28,9 +28,9 @@ SHARDS = 256  # directories; 100,000 clients are some 400 files in each
 
 
 class Store(Protocol):
-    """Private states by client."""
+    """Private states by client, pending until `commit`."""
 
-    tag: str  # of the commit that pending states wait for
+    tag: str  # pending states wait for the commit of this name
 
     def get(self, client: str) -> State | None:
         """The newest state of a client; None if it has none."""
@@ -63,7 +63,7 @@ class MemoryStore:
         return None if state is None else dict(state)
 
     def put(self, client: str, state: State) -> None:
-        """Keep a state."""
+        """Store a copy of the state."""
         self._states[client] = {name: value.detach().clone() for name, value in state.items()}
 
     def commit(self) -> None:

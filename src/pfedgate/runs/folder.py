@@ -68,7 +68,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per round."""
+        """One record per round, without seconds."""
         return _lines(self.path / "metrics.jsonl")
 
     @property

@@ -123,7 +123,7 @@ def _spread(values: Floats, top: float) -> dict[str, Any]:
     }
 
 
-class Recorder:
+class GateLog:
     """A callback that adds a line to gates.jsonl whenever models were evaluated and the round is on disk."""
 
     def __init__(self, algorithm: Algorithm, federation: Federation, options: Options, folder: str | Path) -> None:
@@ -131,7 +131,7 @@ class Recorder:
         self.folder = Path(folder)
 
     @classmethod
-    def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[Recorder]:
+    def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[GateLog]:
         """One of these if the run has a folder and gates; else none. Of many clients it looks at the first ones."""
         if folder is None or not has_gates(algorithm):
             return []

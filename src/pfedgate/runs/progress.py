@@ -152,13 +152,13 @@ class Pace:
         self._began = self._last = time.monotonic()
 
     def start(self, done: float, rounds: float) -> None:
-        """Rounds begin now."""
+        """Begin to count, after `done` of `rounds`."""
         self._from = self._done = done
         self._rounds = rounds
         self._began = self._last = time.monotonic()
 
     def done(self, round: float) -> None:
-        """A round has ended."""
+        """Note that a round has ended."""
         self._done, self._last = round, time.monotonic()
 
     def left(self) -> float | None:

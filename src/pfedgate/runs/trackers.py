@@ -107,7 +107,7 @@ Some = TypeVar("Some", bound=Tracker)
 
 
 class TensorBoard(Tracker):
-    """Curves for `tensorboard --logdir`."""
+    """Event files of a run, shown by `tensorboard --logdir`."""
 
     def __init__(self, folder: str | Path, recipe: Recipe | None = None) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class TensorBoard(Tracker):
         super().__call__(event)
 
     def _begin(self, done: int) -> None:
-        # What an interrupted run wrote after its last checkpoint comes again: TensorBoard forgets it from this step on.
+        # Rounds after the last checkpoint are written again: TensorBoard forgets the first ones from this step on.
         self._writer = self._make(self._folder, purge_step=done + 1 if done else 0)
         if self._recipe is not None and not done:
             # TensorBoard renders Markdown; an indented block is shown as it is.

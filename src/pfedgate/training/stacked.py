@@ -89,9 +89,15 @@ def _fit(states: Sequence[State], locals: Sequence[Local], task: Task) -> list[F
     if len(x):
         sample = prepare(x[:1])
         cost = flops_per_sample(task.model, None, sample.shape[1:], sample.dtype, True)
+    names, sizes = [name for name, _ in layout], [shape.numel() for _, shape in layout]
+    pieces = zip(torch.split(vectors, sizes, dim=1), layout, strict=True)
+    # Views of all clients at once: cut client by client they would cost a sixth of a round.
+    columns = [piece.view(len(locals), *shape).unbind(0) for piece, (_, shape) in pieces]
     return [
-        Fit(unflat(vector, layout), total / steps if steps else float("nan"), steps, seen, seen * cost)
-        for vector, total, steps, seen in zip(vectors, losses.tolist(), counts.tolist(), samples.tolist(), strict=True)
+        Fit(dict(zip(names, values, strict=True)), total / steps if steps else float("nan"), steps, seen, seen * cost)
+        for values, total, steps, seen in zip(
+            zip(*columns, strict=True), losses.tolist(), counts.tolist(), samples.tolist(), strict=True
+        )
     ]
 
 

@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """The number of samples in it."""
         return int(self.x.shape[0])
 
 
