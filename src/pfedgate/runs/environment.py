@@ -21,15 +21,21 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())
     ['command', 'commit', 'machine', 'packages', 'pfedgate', 'python', 'started']
     """
+    import torch
+
     from pfedgate import __version__
 
+    try:
+        memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        memory = None
     machine = {
         "system": platform.platform(),
         "cpu": _cpu(),
         "vectors": _vectors(),
         "cores": os.cpu_count(),
-        "memory_bytes": _memory(),
-        "accelerators": _accelerators(),
+        "memory_bytes": memory,
+        "accelerators": [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())],
     }
     packages = {}
     for name in PACKAGES:
@@ -82,19 +88,6 @@ def _vectors() -> str:
 
     most = os.environ.get("ONEDNN_MAX_CPU_ISA")  # torch tells its own choice, but not that of its convolutions
     return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most}" if most else "")
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _accelerators() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
 
 
 def _commit() -> str | None:

@@ -31,10 +31,10 @@ from safetensors.torch import load_file
 from pfedgate.config import recipe as config
 from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
-from pfedgate.runs.environment import environment, other_bits
 from pfedgate.core.errors import unknown
-from pfedgate.engine.store import DiskStore, write_atomically
 from pfedgate.core.types import State
+from pfedgate.engine.store import DiskStore, write_atomically
+from pfedgate.runs.environment import environment, other_bits
 
 CONFIG, ENVIRONMENT, COMPARISON = "config.toml", "environment.json", "comparison.json"
 
