@@ -106,7 +106,7 @@ def serve_many(algorithm: Algorithm, gots: Sequence[State], store: Store, locals
 
 
 class _Later:
-    """A part that is looked up when it is needed: most methods never look at validation data."""
+    """A part that is looked up when it is needed, because most methods never look at validation data."""
 
     def __init__(self, federation: Federation, client: str, name: str) -> None:
         self._source = (federation, client, name)

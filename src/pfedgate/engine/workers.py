@@ -1,6 +1,6 @@
-"""Worker processes: started once, one torch thread each, reached through a pipe.
+"""Worker processes: how they start, how they settle, when they end; for clients of a round and for whole runs.
 
-What they are told over the pipe is their owner's affair: `exchange.processes` sends them clients, `jobs` whole runs.
+A worker has one torch thread, leaves Ctrl-C to its parent and ends with it, however the parent ends.
 """
 
 from __future__ import annotations
