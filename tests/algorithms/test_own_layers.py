@@ -14,6 +14,7 @@ from pfedgate import algorithms, data, models
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS
+from pfedgate.core.mergers import merge
 from pfedgate.core.modules import initial
 from pfedgate.core.state import clone, equal, flat, inside, pick
 from pfedgate.core.types import Card, Local, Optim, Round, Task
@@ -91,7 +92,7 @@ def test_own_layers_are_trained_kept_and_never_sent(
     for value in kept.values():
         assert value.numpy().tobytes() not in message
     assert algorithm.check(server, update) is None
-    merged = algorithm.merge(server, iter([(one.card, update)]), Round())
+    merged = merge(algorithm.merger(server, Round()), iter([(one.card, update)]))
     assert set(merged) == set(server)
     model = algorithm.predictor(merged, after, one.card)
     assert equal(pick(dict(model.gated.model.state_dict()), list(kept)), kept)

@@ -39,7 +39,7 @@ class Option:
 def of_dataclass(cls: type[Any], *, leave_out: Sequence[str] = ()) -> dict[str, Option]:
     """The fields of a dataclass as options.
 
-    >>> from pfedgate.core.schedule import Schedule
+    >>> from pfedgate.core.types import Schedule
     >>> of_dataclass(Schedule)["gamma"]
     Option(name='gamma', type=<class 'float'>, default=0.1, why='multi_step: factor at a milestone')
     """

@@ -26,8 +26,7 @@ from pfedgate.config.catalogue import FIXED, GIVEN, NAMED, SECTIONS, options_of,
 from pfedgate.config.options import REQUIRED, Option, RecipeError
 from pfedgate.config.sections import DEVICES, FITTING, NETWORKS, Clients, Deploy, Evaluate, Session, Train
 from pfedgate.core.errors import unknown
-from pfedgate.core.schedule import Schedule
-from pfedgate.core.types import Optim
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 
 __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
@@ -64,7 +63,7 @@ class Recipe:
     def optim(self) -> Optim:
         """The client optimiser."""
         t = self.train
-        return Optim(t.optimiser, t.lr, t.momentum, t.weight_decay, t.betas, t.eps, t.clip, t.persist_momentum)
+        return Optim(t.optimiser, t.lr, t.momentum, t.weight_decay, t.betas, t.eps, t.clip)
 
     def schedule(self) -> Schedule:
         """The learning rate over rounds."""

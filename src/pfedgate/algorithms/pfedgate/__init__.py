@@ -120,13 +120,13 @@ class PFedGate(SendsTiles):
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local)
-        loss, live, memory = self._fit(personal, private, local)
+        loss, live = self._fit(personal, local)
         packed, residual = self.pack(got, personal.vector(self._own), live, private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
         shared = {**packed, **split(personal.buffers_state(), self._own.__contains__)[1]}
         return (
             Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**self._private(personal), **residual, **under("optim/", memory)},
+            {**self._private(personal), **residual},
         )
 
     def adapt(self, got: State, private: State, local: Local) -> State:
@@ -172,20 +172,18 @@ class PFedGate(SendsTiles):
         }
 
     # -- parts
-    def _fit(self, personal: Personal, private: State, local: Local) -> tuple[float, Tensor, State]:
-        """Train: the loss, the tiles that were live, what the optimiser keeps for the next round.
+    def _fit(self, personal: Personal, local: Local) -> tuple[float, Tensor]:
+        """Train: the loss and the tiles that were live.
 
         A method of its own, so that momentum of the model's size is gone before the upload is packed.
         """
         stepper = self._stepper(personal, local)
-        stepper.recall(inside("optim/", private))
         joint = "bi_level" not in (self._setting.deviations or ())
         if not joint:
             loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
         step = personal.step if joint else personal.step_model
         loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
-        memory = stepper.memory() if self.task.optim.persist_momentum else {}
-        return loss, personal.live_tiles(stepper, self._own), memory
+        return loss, personal.live_tiles(stepper, self._own)
 
     def _stepper(self, personal: Personal, local: Local) -> LiveOptimizer:
         optim, factor = self.task.optim, local.round.factor

@@ -6,7 +6,6 @@ it got, because what is left behind now must add up later. The server averages e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +14,16 @@ from torch import Tensor
 from pfedgate.algorithms.pfedgate.tiles import (
     BLOCKS,
     VALUES,
+    TileMean,
     Tiles,
     cap_upload,
     fault_in_tiles,
-    merge_tiles,
     pack_tiles,
     unpack_tiles,
 )
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.state import flat, pick, unflat, weighted_mean
+from pfedgate.core.mergers import WeightedMean
+from pfedgate.core.state import flat, pick, unflat
 from pfedgate.core.types import Card, Round, State, Update
 
 
@@ -61,21 +61,12 @@ class SendsTiles(Algorithm):
         )
         return pack_tiles(difference, ids, self.tiles, half=self.half), {"residual": residual}
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> SparseMean:
         """Each tile: the mean over the clients that sent it, weights renormalised; an unsent one is unchanged."""
-        others: list[tuple[Card, Update]] = []
-
-        def packed() -> Iterator[tuple[float, State]]:
-            for card, update in updates:
-                others.append((card, Update(_rest(update), update.weight)))
-                yield update.weight, update.shared
-
         vector = flat(pick(server, self.names))
-        merged = merge_tiles(vector, packed(), self.tiles, delta=self._differences, total=round.total)
+        tiles = TileMean(vector, self.tiles, delta=self._differences, total=round.total)
         buffers = {name: value for name, value in server.items() if name not in set(self.names)}
-        if buffers:
-            buffers = weighted_mean(buffers, others, total=round.total)
-        return {**self._spread(merged, server), **buffers}
+        return SparseMean(self, server, tiles, WeightedMean(buffers, round.total))
 
     def landed(self, got: State, update: Update) -> State:
         """The client's copy after training: what it sent, in its places."""
@@ -84,7 +75,7 @@ class SendsTiles(Algorithm):
             vector = vector + unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
         else:
             vector = unpack_tiles(update.shared, self.tiles, vector)
-        return {**got, **self._spread(vector, got), **_rest(update)}
+        return {**got, **self.shaped(vector, got), **_rest(update)}
 
     def check(self, got: State, update: Update) -> str | None:
         """Block ids in range and unique, as many values as they need; buffers as sent."""
@@ -94,8 +85,28 @@ class SendsTiles(Algorithm):
     def _differences(self) -> bool:
         return self.upload is not None or self.half
 
-    def _spread(self, vector: Tensor, like: State) -> State:
+    def shaped(self, vector: Tensor, like: State) -> State:
+        """A vector as the parameters `names`, with the shapes of those in `like`."""
         return unflat(vector, [(name, like[name].shape) for name in self.names])
+
+
+@dataclass(frozen=True)
+class SparseMean:
+    """A merger of tiles and of the buffers beside them."""
+
+    algorithm: SendsTiles
+    server: State
+    tiles: TileMean
+    buffers: WeightedMean
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """Tiles to tiles, buffers to buffers."""
+        self.tiles.add(update.shared, update.weight)
+        return self.buffers.add(card, Update(_rest(update), update.weight))
+
+    def result(self) -> State:
+        """The server's State, parameters first."""
+        return {**self.algorithm.shaped(self.tiles.result(), self.server), **self.buffers.result()}
 
 
 def _rest(update: Update) -> State:

@@ -15,7 +15,7 @@ True
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -106,49 +106,51 @@ def fault_in_tiles(packed: State, tiles: Tiles) -> str | None:
     return None
 
 
-def merge_tiles(
-    server: Tensor,
-    updates: Iterable[tuple[float, State]],
-    tiles: Tiles,
-    *,
-    delta: bool = False,
-    total: float | None = None,
-) -> Tensor:
-    """Average each tile over the clients that sent it, weights renormalised; unsent tiles keep their bits.
+class TileMean:
+    """Average each tile of a vector over the clients that sent it; unsent tiles keep their bits.
 
-    `updates` are (weight, packed); values are new values, or differences to `server` with `delta`. With
-    `total` (the weight of all clients) clients that did not send a tile count as holding the server's.
+    Values are new values, or differences to `server` with `delta`. With `total` (the weight of all
+    clients) clients that did not send a tile count as holding the server's.
 
     The paper's example, four clients and three blocks (one number each, equal weights):
 
-    >>> tiles = Tiles.of(torch.arange(3))
-    >>> sent = [{0: 3.0, 2: 1.0}, {1: 5.0, 2: 1.0}, {0: 6.0, 1: 7.0}, {0: 9.0, 1: 9.0, 2: 4.0}]
-    >>> packed = [{"blocks": torch.tensor(list(s), dtype=torch.int32),
-    ...            "values": torch.tensor(list(s.values()))} for s in sent]
-    >>> merge_tiles(torch.zeros(3), [(1.0, p) for p in packed], tiles).tolist()
+    >>> mean = TileMean(torch.zeros(3), Tiles.of(torch.arange(3)))
+    >>> for sent in ({0: 3.0, 2: 1.0}, {1: 5.0, 2: 1.0}, {0: 6.0, 1: 7.0}, {0: 9.0, 1: 9.0, 2: 4.0}):
+    ...     blocks = torch.tensor(list(sent), dtype=torch.int32)
+    ...     mean.add({"blocks": blocks, "values": torch.tensor(list(sent.values()))}, 1.0)
+    >>> mean.result().tolist()
     [6.0, 7.0, 2.0]
     """
-    ordered = torch.zeros(tiles.length, dtype=torch.float64)  # tile after tile: what is sent lies in few long runs
-    weights = torch.zeros(tiles.count, dtype=torch.float64)
-    for weight, packed in updates:
-        # Ids are unique within an update: every position is added to once, in the order of clients.
-        into, values, taken = ordered.numpy(), packed[VALUES].double().numpy(), 0  # numpy: little to do per run
-        for start, stop in tiles.runs(packed[BLOCKS]):
+
+    def __init__(self, server: Tensor, tiles: Tiles, *, delta: bool = False, total: float | None = None) -> None:
+        self.server, self.tiles, self.delta, self.total = server, tiles, delta, total
+        # Tile after tile: what is sent lies in few long runs.
+        self._ordered = torch.zeros(tiles.length, dtype=torch.float64)
+        self._weights = torch.zeros(tiles.count, dtype=torch.float64)
+
+    def add(self, packed: State, weight: float) -> None:
+        """Add a packed update. Its ids are unique, so every position is added to once, in the order of clients."""
+        into, values, taken = self._ordered.numpy(), packed[VALUES].double().numpy(), 0  # numpy: little to do per run
+        for start, stop in self.tiles.runs(packed[BLOCKS]):
             into[start:stop] += values[taken : taken + stop - start] * weight
             taken += stop - start
-        weights[packed[BLOCKS].long()] += weight
-    sums, each = torch.empty_like(ordered), torch.empty_like(ordered)
-    sums[tiles.order] = ordered
-    each[tiles.order] = torch.repeat_interleave(weights, tiles.sizes, output_size=tiles.length)
-    old = server.detach().cpu().double()
-    if delta:
-        mean = old + sums / (each if total is None else total)
-    elif total is None:
-        mean = sums / each
-    else:
-        mean = (sums + old * (total - each)) / total
-    merged = torch.where(each > 0, mean.to(server.dtype), server.detach().cpu())
-    return merged.to(server.device)
+        self._weights[packed[BLOCKS].long()] += weight
+
+    def result(self) -> Tensor:
+        """The server's next vector."""
+        tiles, total = self.tiles, self.total
+        sums, each = torch.empty_like(self._ordered), torch.empty_like(self._ordered)
+        sums[tiles.order] = self._ordered
+        each[tiles.order] = torch.repeat_interleave(self._weights, tiles.sizes, output_size=tiles.length)
+        old = self.server.detach().cpu().double()
+        if self.delta:
+            mean = old + sums / (each if total is None else total)
+        elif total is None:
+            mean = sums / each
+        else:
+            mean = (sums + old * (total - each)) / total
+        merged = torch.where(each > 0, mean.to(self.server.dtype), self.server.detach().cpu())
+        return merged.to(self.server.device)
 
 
 def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_bytes: int = 4) -> tuple[Tensor, Tensor]:
