@@ -40,9 +40,7 @@ class APFL(Algorithm):
     """A personal mixture of a private and the shared model."""
 
     alpha: float = 0.5  # share of the private model at the start; the paper's are .25 to .75
-    update_alpha: str = (
-        "round"  # at the first batch of a round (official), at every "batch" (the equations), or "never"
-    )
+    update_alpha: str = "round"  # at its first batch (official), at every "batch" (the equations), or "never"
     adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Deng et al. 2020, Adaptive Personalized Federated Learning"
