@@ -71,8 +71,8 @@ def methods(names: Sequence[str] | None = None) -> list[Method]:
     """All algorithms, sorted by name, or these.
 
     >>> (ditto,) = methods(["ditto"])
-    >>> ditto.keeps, ditto.options["lam"].default, ditto.grid["lam"], ditto.cost.up
-    ('a whole model of its own', 0.1, (0.05, 0.1, 0.5, 0.8), 1.0)
+    >>> ditto.keeps, ditto.options["lam"].default, ditto.grid["lam"], ditto.cost.compute
+    ('a whole model of its own', 0.1, (0.05, 0.1, 0.5, 0.8), 2.0)
     """
     return [_method(name) for name in names or algorithms.names()]
 
