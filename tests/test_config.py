@@ -14,8 +14,7 @@ from pfedgate.config import options as schema
 from pfedgate.config import toml
 from pfedgate.config.options import FIXED, SECTIONS, options_of
 from pfedgate.config.recipe import RecipeError, resolve, settings
-from pfedgate.core.schedule import Schedule
-from pfedgate.core.types import Optim
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))

@@ -24,6 +24,7 @@ from tests.algorithms.toys import (
 from pfedgate import data, models
 from pfedgate.algorithms.heterofl import HeteroFL
 from pfedgate.algorithms.heterofl.narrow import INNER, Narrow, width_for
+from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, under
 from pfedgate.core.types import Card, Optim, Round, State, Task, Update
@@ -48,11 +49,10 @@ def network(name: str) -> Task:
 
 
 # -- laws
-@pytest.mark.parametrize("persist", [False, True])
 @pytest.mark.parametrize("agg_norm", ["sampled", "all"])
 @pytest.mark.parametrize("model", [dropout_mlp, normed_mlp])
-def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str, persist: bool) -> None:
-    federation, of = clusters((24, 18, 30, 10, 20)), given(model, persist_momentum=persist)
+def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str) -> None:
+    federation, of = clusters((24, 18, 30, 10, 20)), given(model)
     options = {"sample": 0.6, "agg_norm": agg_norm}
     expected = run(build("fedavg", of), federation, **options)
     found = run(make(of), federation, **options)
@@ -150,12 +150,12 @@ def test_the_prefix_is_everybodys_mean_and_the_rest_the_wide_clients() -> None:
     algorithm = make(given(partial(models.build, "mlp", (6,), 3, hidden=[8, 8])), level="b")
     server = algorithm.init_server(0)
     wide, half = Card("a", 1, 1.0), Card("b", 1, 0.4)
-    merged = algorithm.merge(server, updates(algorithm, server, [(wide, 1.0, 1.0), (half, 5.0, 3.0)]), Round())
+    merged = merge(algorithm.merger(server, Round()), updates(algorithm, server, [(wide, 1.0, 1.0), (half, 5.0, 3.0)]))
     assert (merged["fc2.weight"][:4, :4] == 4.0).all()
     assert (merged["fc2.weight"][4:] == 1.0).all()
     assert (merged["fc2.weight"][:, 4:] == 1.0).all()
     assert (merged["out.bias"] == 4.0).all()
-    alone = algorithm.merge(server, updates(algorithm, server, [(half, 5.0, 3.0)]), Round())
+    alone = merge(algorithm.merger(server, Round()), updates(algorithm, server, [(half, 5.0, 3.0)]))
     assert (alone["fc2.weight"][:4, :4] == 5.0).all()
     assert torch.equal(alone["fc2.weight"][4:], server["fc2.weight"][4:])
     assert torch.equal(alone["fc2.weight"][:, 4:], server["fc2.weight"][:, 4:])
@@ -181,7 +181,7 @@ def test_an_output_is_averaged_over_those_who_have_its_label() -> None:
     for (_, update), labels in zip(sent, ([1, 1, 0], [0, 1, 0]), strict=True):
         update.shared["labels"] = torch.tensor(labels, dtype=torch.bool)
         assert algorithm.check(server, update) is None
-    merged = algorithm.merge(server, sent, Round())
+    merged = merge(algorithm.merger(server, Round()), sent)
     assert merged["5.bias"][:2].tolist() == [1.0, 1.5]
     assert merged["5.bias"][2] == server["5.bias"][2]
     assert merged["5.weight"][0].unique().tolist() == [1.0]
@@ -263,4 +263,4 @@ def test_wrong_options_and_a_missing_example_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="example"):
         make(task()).send({}, Card("a", 1), Round())
     with pytest.raises(ValueError, match="agg_norm"):
-        make(given(), unweighted=True).merge({}, [], Round(total=3.0))
+        merge(make(given(), unweighted=True).merger({}, Round(total=3.0)), [])

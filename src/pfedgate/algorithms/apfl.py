@@ -59,11 +59,10 @@ class APFL(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg's steps of w; beside each of them one of v."""
-        own = _Personal(self.task, private, local, self.update_alpha, inside("personal/", private))
-        done = fit(self.task, got, local, gradient=own.beside, memory=inside("shared/", private))
+        own = _Personal(self.task, private, local, self.update_alpha)
+        done = fit(self.task, got, local, gradient=own.beside)
         metrics = {**done.metrics, "alpha": float(own.alpha)}
-        memory = {**under("shared/", done.memory), **under("personal/", own.stepper.memory())}
-        return Update(done.state, local.n, metrics), {**own.state(), **memory}
+        return Update(done.state, local.n, metrics), own.state()
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's v starts from w."""
@@ -82,13 +81,13 @@ class APFL(Algorithm):
 class _Personal:
     """The private branch during one call: v, alpha, and a workspace that holds the mixture."""
 
-    def __init__(self, task: Task, private: State, local: Local, update: str, memory: State | None = None) -> None:
+    def __init__(self, task: Task, private: State, local: Local, update: str) -> None:
         self.task, self.local, self.update = task, local, update
         self.work = parts.twin(task.model, local.device)
         self.work.load(inside("model/", private))
         self.v, self.alpha = self.work.flat.clone(), private["alpha"].clone().to(local.device)
         self.rate = task.optim.lr * local.round.factor
-        self.stepper = Stepper(task.optim, self.rate, memory if task.optim.persist_momentum else None)
+        self.stepper = Stepper(task.optim, self.rate)
         self.count = 0
 
     def step(self, work: Workspace, batch: Batch) -> Tensor:

@@ -50,23 +50,13 @@ class Ditto(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg's epochs for the shared model, then the personal one."""
-        shared = fit(self.task, got, local, memory=inside("shared/", private))
-        own = self._personal(got, inside("model/", private), local, self.personal_epochs, inside("personal/", private))
+        shared = fit(self.task, got, local)
+        own = self._personal(got, inside("model/", private), local, self.personal_epochs)
         metrics = {"loss": shared.loss, "personal_loss": own.loss, "flops": shared.flops + own.flops}
-        memory = {**under("shared/", shared.memory), **under("personal/", own.memory)}
-        return Update(shared.state, local.n, metrics), {**under("model/", own.state), **memory}
+        return Update(shared.state, local.n, metrics), under("model/", own.state)
 
-    def _personal(self, got: State, model: State, local: Local, epochs: int | None, memory: State | None = None) -> Fit:
-        return fit(
-            self.task,
-            model,
-            local,
-            anchor=got,
-            prox=self.lam,
-            epochs=epochs,
-            lr=self.personal_lr,
-            memory=memory,
-        )
+    def _personal(self, got: State, model: State, local: Local, epochs: int | None) -> Fit:
+        return fit(self.task, model, local, anchor=got, prox=self.lam, epochs=epochs, lr=self.personal_lr)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's model starts from the shared one."""

@@ -27,8 +27,7 @@ from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import initial, module
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, State, Update
-from pfedgate.training.fit import fit
-from pfedgate.training.scan import forward_flops, scan
+from pfedgate.training.fit import fit, forward_flops, scan
 
 LEAST = 1e-12  # a share of exactly 0 could never grow again
 
@@ -76,15 +75,12 @@ class FedEM(Algorithm):
         q = responsibilities(private["pi"].to(local.device), self._losses(got, local))
         pi = q.mean(0)
         shared: State = {}
-        memory: State = {}
         loss, flops = 0.0, self.components * forward_flops(self.task, local.train, local)
         for m in range(self.components):
-            kept = inside(f"{m}/", private)
-            done = fit(self.task, inside(f"{m}/", got), local, weights=q[:, m], memory=kept)
+            done = fit(self.task, inside(f"{m}/", got), local, weights=q[:, m])
             shared |= under(f"{m}/", done.state)
-            memory |= under(f"{m}/", done.memory)
             loss, flops = loss + done.loss, flops + done.flops
-        return Update(shared, local.n, {"loss": loss, "flops": flops}), {"pi": pi.cpu(), **memory}
+        return Update(shared, local.n, {"loss": loss, "flops": flops}), {"pi": pi.cpu()}
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With `refresh`: pi for the components at hand."""

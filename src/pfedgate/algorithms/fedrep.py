@@ -63,37 +63,25 @@ class FedRep(Algorithm):
         """The head, then the body; the body is sent."""
         own, state, flops = self._own, parts.join(got, private), 0.0
         metrics: dict[str, float] = {}
-        memory: State = {}
-        head = self._phase(
-            state, private, local, parts.parameters(self.task, own), self.head_epochs, "head/", self.head_lr
-        )
+        head = self._phase(state, local, parts.parameters(self.task, own), self.head_epochs, self.head_lr)
         if head is not None:
             state |= pick(head.state, inside(parts.OWN, private))
-            memory |= under("head/", head.memory)
             metrics["loss"] = metrics["head_loss"] = head.loss
             flops += head.flops
-        body = self._phase(state, private, local, parts.rest(self.task, own), self.body_epochs, "body/", None)
+        body = self._phase(state, local, parts.rest(self.task, own), self.body_epochs, None)
         if body is not None:
             state |= pick(body.state, got)
-            memory |= under("body/", body.memory)
             metrics["loss"] = body.loss
             flops += body.flops
         update = Update(pick(state, got), local.n, {**metrics, "flops": flops})
-        return update, {**under(parts.OWN, pick(state, inside(parts.OWN, private))), **memory}
+        return update, under(parts.OWN, pick(state, inside(parts.OWN, private)))
 
     def _phase(
-        self,
-        state: State,
-        private: State,
-        local: Local,
-        names: tuple[str, ...],
-        epochs: int | None,
-        prefix: str,
-        lr: float | None,
+        self, state: State, local: Local, names: tuple[str, ...], epochs: int | None, lr: float | None
     ) -> Fit | None:
         if not names or epochs == 0:
             return None
-        return fit(self.task, state, local, names=names, epochs=epochs, lr=lr, memory=inside(prefix, private))
+        return fit(self.task, state, local, names=names, epochs=epochs, lr=lr)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's head."""

@@ -16,7 +16,6 @@ averages the predictions of all clients' models, which would have to travel).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,9 +25,10 @@ from torch import nn
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
 from pfedgate.core.seeds import key
-from pfedgate.core.state import split, weighted_mean
+from pfedgate.core.state import split
 from pfedgate.core.types import Card, Local, Round, State, Update
 
 SERVED = "lg/served"  # fingerprints of the clients that have their lower part from the warm model
@@ -83,20 +83,10 @@ class LGFedAvg(Algorithm):
         own: parts.Part = frozenset() if local.round.index < self.warmup_rounds else self._own
         return parts.train_jointly(self.task, own, got, private, local)
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> Merger:
         """The mean of the shared part; after the warm-up also note who has a lower part now."""
-        cards: list[Card] = []
-
-        def noted() -> Iterator[tuple[Card, Update]]:
-            for card, update in updates:
-                cards.append(card)
-                yield card, update
-
-        merged = weighted_mean(server, noted(), total=round.total)
-        if self.warmup_rounds and round.index >= self.warmup_rounds:
-            marks = {_mark(card) for card in cards}.union(server[SERVED].tolist())
-            merged[SERVED] = torch.tensor(sorted(marks), dtype=torch.int64)
-        return merged
+        warm = self.warmup_rounds and round.index >= self.warmup_rounds
+        return _ServedMean(server, round.total) if warm else WeightedMean(server, round.total)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's lower part."""
@@ -105,6 +95,23 @@ class LGFedAvg(Algorithm):
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The client's lower part under the shared upper one."""
         return module(self.task, parts.join(got, private))
+
+
+class _ServedMean(WeightedMean):
+    """The weighted mean, and the marks of all clients that have their lower part."""
+
+    def __init__(self, server: State, total: float | None) -> None:
+        super().__init__(server, total)
+        self.marks = set(server[SERVED].tolist())
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """Mark the client: its lower part came with this round's message."""
+        self.marks.add(_mark(card))
+        return super().add(card, update)
+
+    def result(self) -> State:
+        """The mean and the marks."""
+        return {**super().result(), SERVED: torch.tensor(sorted(self.marks), dtype=torch.int64)}
 
 
 def _mark(card: Card) -> int:

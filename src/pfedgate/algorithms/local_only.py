@@ -41,8 +41,8 @@ class LocalOnly(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs from where the client was."""
-        done = fit(self.task, inside("model/", private), local, memory=private)
-        return Update({}, local.n, done.metrics), {**under("model/", done.state), **done.memory}
+        done = fit(self.task, inside("model/", private), local)
+        return Update({}, local.n, done.metrics), under("model/", done.state)
 
     @property
     def stacks(self) -> bool:

@@ -50,12 +50,12 @@ class MeanRegMTL(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs from where the client was, pulled to the mean."""
-        done = self._fit(got, inside("model/", private), local, None, private)
-        return Update(done.state, local.n, done.metrics), {**under("model/", done.state), **done.memory}
+        done = self._fit(got, inside("model/", private), local, None)
+        return Update(done.state, local.n, done.metrics), under("model/", done.state)
 
-    def _fit(self, got: State, model: State, local: Local, epochs: int | None, memory: State | None = None) -> Fit:
+    def _fit(self, got: State, model: State, local: Local, epochs: int | None) -> Fit:
         task = replace(self.task, optim=replace(self.task.optim, momentum=self.momentum))
-        return fit(task, model, local, anchor=got, prox=self.mu, epochs=epochs, memory=memory)
+        return fit(task, model, local, anchor=got, prox=self.mu, epochs=epochs)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's model starts from the mean."""

@@ -66,7 +66,7 @@ class PerFedAvg(Algorithm):
         """Meta-steps from the received model."""
         optim = self.task.optim
         rate = (optim.lr if self.beta is None else self.beta) * local.round.factor
-        stepper = Stepper(optim, rate, private if optim.persist_momentum else None)
+        stepper = Stepper(optim, rate)
         beside = local.generator("beside")
         count = 0
 
@@ -93,7 +93,7 @@ class PerFedAvg(Algorithm):
             return loss
 
         done = fit(self.task, got, local, step=step)
-        return Update(done.state, local.n, done.metrics), stepper.memory()
+        return Update(done.state, local.n, done.metrics), {}
 
     def _hessian(self, work: Workspace, w: Tensor, g: Tensor, batch: Batch, quiet: Quiet = nullcontext) -> Tensor:
         """∇²f(w; batch)·g, by a central difference or by differentiating twice."""
@@ -113,7 +113,7 @@ class PerFedAvg(Algorithm):
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The received model after the personal step."""
-        optim = replace(self.task.optim, name="sgd", momentum=0.0, weight_decay=0.0, persist_momentum=False)
+        optim = replace(self.task.optim, name="sgd", momentum=0.0, weight_decay=0.0)
         still = replace(local, round=replace(local.round, factor=1.0))
         task = replace(self.task, optim=optim)
         done = fit(task, got, still, lr=self.alpha, steps=self.adapt_steps, stream="tune")

@@ -149,9 +149,9 @@ def join(got: State, private: State) -> State:
 
 def train_jointly(task: Task, own: Part, got: State, private: State, local: Local) -> tuple[Update, State]:
     """Local epochs on the whole model; the private part stays, the rest is sent."""
-    done = fit(task, join(got, private), local, memory=private)
+    done = fit(task, join(got, private), local)
     kept, shared = split(done.state, own.__contains__)
-    return Update(shared, local.n, done.metrics), {**under(OWN, kept), **done.memory}
+    return Update(shared, local.n, done.metrics), under(OWN, kept)
 
 
 def adapt_own(

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -137,7 +137,7 @@ def federation(name: str, options: Mapping[str, Any], *, novel: float = 0.0, see
 def of_dataclass(cls: type[Any], *, leave_out: Sequence[str] = ()) -> dict[str, Option]:
     """The fields of a dataclass as options.
 
-    >>> from pfedgate.core.schedule import Schedule
+    >>> from pfedgate.core.types import Schedule
     >>> of_dataclass(Schedule)["gamma"]
     Option(name='gamma', type=<class 'float'>, default=0.1, why='multi_step: factor at a milestone')
     """
@@ -173,7 +173,7 @@ def of_function(function: Callable[..., Any], *, leave_out: Sequence[str] = ()) 
     return options
 
 
-@lru_cache(maxsize=None)  # a study resolves hundreds of recipes
+@cache  # a study resolves hundreds of recipes
 def _hints(declared: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(declared)
@@ -196,7 +196,7 @@ _FIELD = re.compile(r"    (\w+): [^#]*(?:# *(.*))?$")
 _COMMENT = re.compile(r"    # *(.*)$")
 
 
-@lru_cache(maxsize=None)  # a source file does not change while it runs
+@cache  # a source file does not change while it runs
 def _written(cls: type[Any]) -> dict[str, str]:
     try:
         lines = textwrap.dedent(inspect.getsource(cls)).splitlines()

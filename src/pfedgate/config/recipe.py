@@ -13,7 +13,6 @@ read and said.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -48,8 +47,7 @@ from pfedgate.config.sections import (
     Train,
 )
 from pfedgate.core.errors import RecipeError, unknown
-from pfedgate.core.schedule import Schedule
-from pfedgate.core.types import Optim
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 
 __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]

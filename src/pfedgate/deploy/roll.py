@@ -16,8 +16,7 @@ from torch import Tensor
 from pfedgate.core.seeds import generator
 from pfedgate.core.types import Budget, Card
 from pfedgate.deploy.parcels import ParcelError
-from pfedgate.engine.budgets import budgets
-from pfedgate.engine.roster import Cards
+from pfedgate.engine.roster import Cards, budgets
 
 TYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.uint8, torch.float32, torch.int64, torch.int32)}
 SHAPE = ("raw_shape", "raw_type", "shape", "prepared_shape", "prepared_type", "classes", "class_names")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -85,23 +84,30 @@ def fault_in_mask(packed: State, of: Structures) -> str | None:
     return None if len(packed[BITS]) == -(-entries // 8) else f"{len(packed[BITS])} bytes for {entries} bits"
 
 
-def mean_of_bits(
-    masks: Iterable[tuple[float, State]], of: Structures, old: Tensor, least: int | None
-) -> tuple[Tensor, Tensor]:
-    """The weighted mean of every bit over the clients that kept it, and for which structures there were enough.
+class BitMean:
+    """The weighted mean of every bit over the clients that kept it.
 
-    Enough are `least` clients (or all, if there are fewer); None: all of them. Elsewhere the old mean stays.
+    A structure counts where `least` clients kept it (all of them, if there are fewer; None: all).
+    Elsewhere the old mean stays.
     """
-    sums, weights = torch.zeros(2, of.size, dtype=torch.float64)
-    count, clients = torch.zeros(of.count, dtype=torch.int64), 0
-    for weight, packed in masks:
-        kept = unpack_bits(packed[KEPT], of.count)
-        entries = kept[of.of]
-        sums[entries] += unpack_bits(packed[BITS], int(entries.sum())) * weight
-        weights[entries] += weight
-        count, clients = count + kept, clients + 1
-    enough = count >= (clients if least is None else min(least, clients))
-    return torch.where(enough[of.of], (sums / weights).to(old.dtype), old), enough
+
+    def __init__(self, of: Structures, old: Tensor, least: int | None) -> None:
+        self.of, self.old, self.least = of, old, least
+        self._sums, self._weights = torch.zeros(2, of.size, dtype=torch.float64)
+        self._count, self._clients = torch.zeros(of.count, dtype=torch.int64), 0
+
+    def add(self, packed: State, weight: float) -> None:
+        """Add a packed mask."""
+        structures = unpack_bits(packed[KEPT], self.of.count)
+        entries = structures[self.of.of]
+        self._sums[entries] += unpack_bits(packed[BITS], int(entries.sum())) * weight
+        self._weights[entries] += weight
+        self._count, self._clients = self._count + structures, self._clients + 1
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The mean, and for which structures there were enough clients."""
+        enough = self._count >= (self._clients if self.least is None else min(self.least, self._clients))
+        return torch.where(enough[self.of.of], (self._sums / self._weights).to(self.old.dtype), self.old), enough
 
 
 def masked(state: State, of: Structures, bits: Tensor) -> State:

@@ -14,7 +14,7 @@ set, digests the last consensus, and does `adapt_epochs` on its own data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from pfedgate.algorithms import register
 from pfedgate.algorithms.fedmd.public import Public, Rows, pretrained, public
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import initial, module, skeleton
 from pfedgate.core.seeds import key
-from pfedgate.core.state import inside, under, weighted_mean
+from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, Round, State, Task, Update
-from pfedgate.training.fit import Batch, Fit, fit
-from pfedgate.training.scan import forward_flops, scan
+from pfedgate.training.fit import Batch, Fit, fit, forward_flops, scan
 
 SCORES, SUBSET = "scores", "subset"
 
@@ -78,8 +78,8 @@ class FedMD(Algorithm):
         """Digest, revisit, and say what the model thinks of the next subset."""
         task, model = self._task(local.card), inside("model/", private)
         digested = self._digest(got, model, local)
-        done = fit(task, digested.state if digested else model, local, memory=private)
-        private = {**under("model/", done.state), **done.memory}
+        done = fit(task, digested.state if digested else model, local)
+        private = under("model/", done.state)
         flops = done.flops + (digested.flops if digested else 0.0)
         metrics = {"loss": done.loss} | ({"digest_loss": digested.loss} if digested else {})
         if not (subset := self._subset(local, local.round.index + 1)).n:
@@ -101,10 +101,10 @@ class FedMD(Algorithm):
         return fit(self._task(local.card), model, local, part=self._subset(local, int(got[SUBSET])), stream="digest",
                    objective=objective, epochs=self.digest_epochs, lr=self.digest_lr)  # fmt: skip
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> WeightedMean:
         """The mean of the scores, for the next round."""
-        merged = weighted_mean({}, updates)
-        return {**merged, SUBSET: torch.tensor(round.index + 1)} if merged else {}
+        following = {SUBSET: torch.tensor(round.index + 1)}
+        return WeightedMean({}, finish=lambda scores: {**scores, **following} if scores else {})
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client learns from the public set, from the others and from its own data."""

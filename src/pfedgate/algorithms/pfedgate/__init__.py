@@ -10,7 +10,7 @@ features, unit blocks, a start from the client's labels; as published, the gate 
 literal.
 
 This file holds the method and its options, `personal` a client's gated model while it works and the start of its gate,
-`tiles` how a model is cut into parts that travel, and `sparse` the half of an algorithm that sends and merges them.
+and `tiles` how a model is cut into parts, which are sent and merged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from pfedgate.algorithms.pfedgate.personal import (
     wire_tiles,
     workspace,
 )
-from pfedgate.algorithms.pfedgate.sparse import SendsTiles
-from pfedgate.algorithms.pfedgate.tiles import BLOCKS, Tiles
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS, SendsTiles, Tiles
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import smallest_batch
 from pfedgate.core.state import inside, under

@@ -14,7 +14,6 @@ goes down once, after training, instead of gradients going up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,9 +24,10 @@ from torch.func import functional_call
 from pfedgate.algorithms import register
 from pfedgate.algorithms.pfedhn.hyper import descend, generate, new_hyper, pull_back, settled
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import initial, module, skeleton
 from pfedgate.core.seeds import generator, key
-from pfedgate.core.state import flat, inside, shapes, split, to, under, unflat, weighted_mean
+from pfedgate.core.state import flat, inside, shapes, split, to, under, unflat
 from pfedgate.core.types import Card, Local, Optim, Round, State, Task, Update
 from pfedgate.training.fit import Batch, fit, loop
 from pfedgate.training.steppers import Stepper
@@ -66,7 +66,7 @@ class PFedHN(Algorithm):
 
     def init_server(self, seed: int) -> State:
         """H, around the common initial model."""
-        parameters, buffers = self._split(initial(self.task, seed))
+        parameters, buffers = self.split(initial(self.task, seed))
         layers = [self.hidden] * self.hidden_layers
         hyper = new_hyper(parameters, self.vector, layers, self.spread, generator(seed, "hyper"))
         return {**under(HYPER, hyper), **under(BUFFER, buffers), OVER: torch.tensor(False)}
@@ -74,44 +74,23 @@ class PFedHN(Algorithm):
     def send(self, server: State, card: Card, round: Round) -> State:
         """The client's model; a client without a vector also gets H once training is over, to find its own."""
         hyper = settled(inside(HYPER, server))
-        model = {**self._model(hyper, self._vector(server, card, round)), **inside(BUFFER, server)}
+        model = {**self._model(hyper, self.vector_of(server, card, round)), **inside(BUFFER, server)}
         return {**model, **under(HYPER, hyper)} if server[OVER] and _place(card) not in server else model
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs from the model that was made for the client."""
-        done = fit(self.task, got, local, memory=private)
-        return Update(done.state, local.n, done.metrics), done.memory
+        done = fit(self.task, got, local)
+        return Update(done.state, local.n, done.metrics), {}
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> HyperStep:
         """Differences become gradients of H and of the clients' vectors."""
-        hyper, merged = settled(inside(HYPER, server)), dict(server)
-        total, count = torch.zeros_like(flat(hyper)), 0
-        rates = (self.server_lr, self.server_momentum, self.server_decay)
-        optim = Optim("sgd", *rates, clip=self.server_clip, persist_momentum=True)
-
-        def buffers() -> Iterator[tuple[Card, Update]]:
-            nonlocal count
-            for card, update in updates:
-                vector = self._vector(server, card, round)
-                trained, rest = self._split(update.shared)
-                gradient, own = pull_back(hyper, vector, generate(hyper, vector) - flat(trained))
-                place = _place(card)
-                merged[place], memory = descend(vector, own, optim, inside(f"{MOMENTUM}{place}/", server))
-                merged.update(under(f"{MOMENTUM}{place}/", memory))
-                total.add_(gradient)
-                count += 1
-                yield card, Update(rest, update.weight)
-
-        rest = weighted_mean(inside(BUFFER, server), buffers(), total=round.total)
-        psi, memory = descend(flat(hyper), total.div_(max(count, 1)), optim, inside(MOMENTUM + HYPER, server))
-        merged |= {**under(HYPER, settled(unflat(psi, shapes(hyper)))), **under(MOMENTUM + HYPER, memory)}
-        return {**merged, **under(BUFFER, rest), OVER: torch.tensor(round.index + 1 == round.rounds)}
+        return HyperStep(self, server, round)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's vector, learnt through H, which stands still."""
         if not (hyper := to(settled(inside(HYPER, got)), local.device)):
             return private
-        vector = self._vector({}, local.card, local.round).to(local.device)
+        vector = self.vector_of({}, local.card, local.round).to(local.device)
         stepper = Stepper(self.task.optim, self.adapt_lr * local.round.factor)
         model = module(self.task, got, local.device).train()
 
@@ -131,11 +110,12 @@ class PFedHN(Algorithm):
         own = self._model(settled(inside(HYPER, got)), private["vector"]) if "vector" in private else {}
         return module(self.task, {**got, **own})
 
-    def _vector(self, server: State, card: Card, round: Round) -> Tensor:
+    def vector_of(self, server: State, card: Card, round: Round) -> Tensor:
+        """The client's vector: the server's, or a draw of the client's own."""
         known = server.get(_place(card))
         return torch.randn(self.vector, generator=generator(round.seed, VECTOR, card.id)) if known is None else known
 
-    def _split(self, model: State) -> tuple[State, State]:
+    def split(self, model: State) -> tuple[State, State]:
         """Parameters, in the model's order, and buffers."""
         names = [name for name, _ in skeleton(self.task.model).named_parameters()]
         return {name: model[name] for name in names}, split(model, names.__contains__)[1]
@@ -143,6 +123,39 @@ class PFedHN(Algorithm):
     def _model(self, hyper: State, vector: Tensor) -> State:
         parameters = skeleton(self.task.model).named_parameters()
         return unflat(generate(hyper, vector), [(name, value.shape) for name, value in parameters])
+
+
+class HyperStep:
+    """A merger that takes one step of H with the mean of the clients' gradients, and one of each client's vector."""
+
+    def __init__(self, algorithm: PFedHN, server: State, round: Round) -> None:
+        self.algorithm, self.server, self.round = algorithm, server, round
+        rates = (algorithm.server_lr, algorithm.server_momentum, algorithm.server_decay)
+        self.optim = Optim("sgd", *rates, clip=algorithm.server_clip)
+        self.hyper, self.merged = settled(inside(HYPER, server)), dict(server)
+        self.gradient, self.count = torch.zeros_like(flat(self.hyper)), 0
+        self.buffers = WeightedMean(inside(BUFFER, server), round.total)
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """The client's difference: a gradient of H to be averaged, and a step of the client's vector."""
+        vector, place = self.algorithm.vector_of(self.server, card, self.round), _place(card)
+        trained, rest = self.algorithm.split(update.shared)
+        gradient, own = pull_back(self.hyper, vector, generate(self.hyper, vector) - flat(trained))
+        momentum = f"{MOMENTUM}{place}/"
+        self.merged[place], slots = descend(vector, own, self.optim, inside(momentum, self.server))
+        self.merged.update(under(momentum, slots))
+        self.gradient.add_(gradient)
+        self.count += 1
+        return self.buffers.add(card, Update(rest, update.weight))
+
+    def result(self) -> State:
+        """The server's State after the step of H."""
+        mean, slots = self.gradient.div_(max(self.count, 1)), inside(MOMENTUM + HYPER, self.server)
+        psi, slots = descend(flat(self.hyper), mean, self.optim, slots)
+        hyper = settled(unflat(psi, shapes(self.hyper)))
+        over = {OVER: torch.tensor(self.round.index + 1 == self.round.rounds)}
+        moved = {**under(HYPER, hyper), **under(MOMENTUM + HYPER, slots), **under(BUFFER, self.buffers.result())}
+        return {**self.merged, **moved, **over}
 
 
 def _place(card: Card) -> str:

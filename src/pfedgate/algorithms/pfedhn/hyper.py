@@ -58,9 +58,9 @@ def pull_back(hyper: State, vector: Tensor, difference: Tensor) -> tuple[Tensor,
     return torch.cat([gradient.reshape(-1) for gradient in of_hyper]), of_vector
 
 
-def descend(value: Tensor, gradient: Tensor, optim: Optim, memory: State) -> tuple[Tensor, State]:
+def descend(value: Tensor, gradient: Tensor, optim: Optim, slots: State) -> tuple[Tensor, State]:
     """One step of an optimiser: the new value, and its buffers for the next one."""
-    moved, stepper = value.clone(), Stepper(optim, memory=memory)
+    moved, stepper = value.clone(), Stepper(optim, slots=slots)
     stepper.clip(gradient)
     stepper.step(moved, gradient)
-    return moved, stepper.memory()
+    return moved, stepper.slots()
