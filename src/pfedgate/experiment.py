@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pfedgate import algorithms, models
 from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.seeds import generator
-from pfedgate.core.types import Federation, Task
+from pfedgate.core.types import Example, Federation, Task
 from pfedgate.engine import server as engine
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.processes import Processes
@@ -199,27 +198,17 @@ def _factory(model: Any) -> Callable[[], nn.Module]:
     return made
 
 
-def _example(federation: Federation, batch: int) -> Tensor:
-    """A batch as the model sees it, of noise: shapes and types are needed, nobody's data is."""
+def _example(federation: Federation, batch: int) -> Example:
+    """Shape and dtype of a batch as the model sees it; no client's values are needed."""
     raw = federation.part(federation.clients[0], "train").x[:1]
-    return federation.prepare(_noise(tuple(raw.shape[1:]), raw.dtype, batch))
-
-
-@functools.lru_cache(maxsize=32)
-def _noise(shape: tuple[int, ...], dtype: torch.dtype, batch: int) -> Tensor:
-    stream = generator(0, "example")
-    if dtype.is_floating_point:
-        return torch.randn((batch, *shape), generator=stream, dtype=dtype)
-    if dtype == torch.uint8:
-        return torch.randint(0, 256, (batch, *shape), generator=stream, dtype=dtype)
-    return torch.zeros((batch, *shape), dtype=dtype)  # tokens: 0 is in every vocabulary
+    prepared = federation.prepare(torch.zeros_like(raw))
+    return Example((batch, *prepared.shape[1:]), prepared.dtype)
 
 
 def _work(made: Plan) -> float:
     """Floating-point operations of all rounds, roughly: as if every method trained the dense model once."""
     task, options = made.algorithm.task, made.options
-    assert task.example is not None
-    each = flops_per_sample(task.model, None, task.example.shape[1:], task.example.dtype, True)
+    each = flops_per_sample(task.model, None, torch.Size(task.inputs.shape[1:]), task.inputs.dtype, True)
     clients = made.federation.clients
     seen = clients[:200]  # an estimate will do, and there may be very many
     mean = sum(made.federation.part(client, "train").n for client in seen) / max(1, len(seen))

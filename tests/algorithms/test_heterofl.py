@@ -64,8 +64,7 @@ def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str) -> None:
 @pytest.mark.parametrize("width", [0.3, 0.5, 0.8])
 def test_a_narrow_model_is_the_whole_one_with_outgoing_weights_zeroed(model: Any, shape: Any, width: float) -> None:
     of = given(model, shape)
-    assert of.example is not None
-    narrow, state = Narrow(of.model, of.example, width), build("fedavg", of).init_server(0)
+    narrow, state = Narrow(of.model, of.inputs, width), build("fedavg", of).init_server(0)
     for name, value in state.items():
         if "running_mean" in name:
             value.copy_(torch.randn(value.shape))
@@ -85,8 +84,7 @@ def test_a_narrow_model_is_the_whole_one_with_outgoing_weights_zeroed(model: Any
 
 def test_flattened_maps_keep_all_positions_of_kept_channels() -> None:
     of = network("cnn_cifar10")
-    assert of.example is not None
-    narrow = Narrow(of.model, of.example, 0.5)
+    narrow = Narrow(of.model, of.inputs, 0.5)
     state = build("fedavg", of).init_server(0)
     part = narrow.take(state)
     assert {name: tuple(v.shape) for name, v in part.items() if name.endswith("weight")} == {
@@ -129,12 +127,11 @@ def test_ten_percent_full_ninety_percent_half_comes_from_the_budgets() -> None:
 def test_bounds_by_resource_are_kept() -> None:
     of = network("cnn_cifar10")
     for resource in ("params", "flops", "activation_bytes"):
-        width = width_for(of, {resource: 0.3}, "x")
-        assert of.example is not None
-        cost = Narrow(of.model, of.example, width).live.cost
+        width = width_for(of, {resource: 0.3})
+            cost = Narrow(of.model, of.inputs, width).live.cost
         assert 0.25 < cost[resource] <= 0.3
     with pytest.raises(ValueError, match="latency_ms"):
-        width_for(of, {"latency_ms": 3.0}, "x")
+        width_for(of, {"latency_ms": 3.0})
 
 
 # -- the server

@@ -68,7 +68,7 @@ def test_one_plain_step_is_the_end_to_end_gradient() -> None:
     got = algorithm.send(server, one.card, one.round)
     update, _ = algorithm.train(got, {}, one)
     hyper = inside(HYPER, server)
-    vector = algorithm._vector(server, one.card, one.round)
+    vector = algorithm.vector_of(server, one.card, one.round)
     found, of_vector = pull_back(hyper, vector, flat(got) - flat(update.shared))
 
     leaves = {name: value.clone().requires_grad_() for name, value in hyper.items()}

@@ -77,7 +77,7 @@ def learnt(run: Run) -> Text:
     costs = [f"up {size(told['bytes_up'])}", f"down {size(told['bytes_down'])}", scaled(told["flops"], "FLOP")]
     if told.get("density") is not None:
         costs.insert(0, f"{percent(told['density'])} of the model used")
-    lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(told['peak_bytes'])}"))
+    lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(told['resident_bytes'])}"))
     if told.get("refused"):
         lines.append(Text(f"{told['refused']} updates were refused: see metrics.jsonl", style="yellow"))
     return Text("\n").join(lines)

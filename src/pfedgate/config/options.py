@@ -141,7 +141,7 @@ def of_dataclass(cls: type[Any], *, leave_out: Sequence[str] = ()) -> dict[str, 
     >>> of_dataclass(Schedule)["gamma"]
     Option(name='gamma', type=<class 'float'>, default=0.1, why='multi_step: factor at a milestone')
     """
-    hints, reasons = _hints(cls), comments(cls)
+    hints, reasons = _hints(cls), comments(cls)  # type: ignore[arg-type]
     options: dict[str, Option] = {}
     for field in dataclasses.fields(cls):
         if field.name in leave_out or not field.init:

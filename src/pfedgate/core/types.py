@@ -206,6 +206,29 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Example:
+    """Shape and dtype of a prepared batch. Equal ones share a traced model; values are never needed.
+
+    >>> Example((2, 3), torch.float32) == Example.of(torch.ones(2, 3))
+    True
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, batch: Tensor) -> Example:
+        """That of a batch."""
+        return cls(tuple(batch.shape), batch.dtype)
+
+    def batch(self) -> Tensor:
+        """Noise of this shape, the same every time; whole numbers are zeros, which every vocabulary has."""
+        if not self.dtype.is_floating_point:
+            return torch.zeros(self.shape, dtype=self.dtype)
+        return torch.randn(self.shape, generator=generator(0, "example"), dtype=self.dtype)
+
+
+@dataclass(frozen=True)
 class Task:
     """What is learnt and how: everything that all algorithms have in common."""
 
@@ -218,8 +241,15 @@ class Task:
     steps: int | None = None  # batches a round instead of epochs
     drop_last: bool = False
     eval_batch: int = 512
-    example: Tensor | None = None  # a prepared batch, for methods that trace the model
+    example: Example | Tensor | None = None  # of a prepared batch, for methods that trace the model
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
             raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")
+
+    @property
+    def inputs(self) -> Example:
+        """The example, which methods that trace the model cannot do without."""
+        if self.example is None:
+            raise ValueError("this method traces the model: give the task an example (Task(example=...))")
+        return Example.of(self.example) if isinstance(self.example, Tensor) else self.example

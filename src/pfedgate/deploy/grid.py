@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from pfedgate.core.types import Card, Round, State
 from pfedgate.deploy.fleet import Answer, Fleet, QuorumError, parcel_of
 from pfedgate.deploy.parcels import Parcel, ParcelError
 from pfedgate.engine import wire
-from pfedgate.engine.endpoint import Reply, Scored
+from pfedgate.engine.endpoint import Reply, Scored, checked
 from pfedgate.engine.store import Store
 from pfedgate.training.fit import Score
 
@@ -46,12 +47,11 @@ class GridExchange:
         cards = [card for chunk in chunks for card in chunk]
         gots = {card.id: self.algorithm.send(server, card, round) for card in cards}
         answers, downs = self._send("train", cards, gots, round, ())
-
-        def reply(card: Card) -> Reply:
-            return self._reply(card, gots[card.id], answers, round, downs.get(card.id, 0))
-
-        # Opened twice, so that only one update at a time is held as tensors.
-        reasons = {card.id: one.reason for card in cards if (one := reply(card)).update is None}
+        replies: deque[Reply] = deque()
+        for card in cards:
+            replies.append(self._reply(card, gots[card.id], answers, round, downs.get(card.id, 0)))
+            answers.pop(card.id, None)  # opened: an update is held as a message or as tensors, never as both
+        reasons = {reply.card.id: reply.reason for reply in replies if reply.update is None}
         good = len(cards) - len(reasons)
         needed = max(1, math.ceil(self.fleet.deploy.quorum * len(cards)))
         if good < needed:
@@ -61,7 +61,8 @@ class GridExchange:
                 f"{self.fleet.deploy.deadline:.0f} s, {needed} are needed ({said}). Start the same run again to go on "
                 "from the last checkpoint, or change deploy.deadline or deploy.quorum"
             )
-        yield from map(reply, cards)
+        while replies:
+            yield replies.popleft()
 
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of the clients that answered in time: models are scored where the data is, numbers travel."""
@@ -139,17 +140,12 @@ class GridExchange:
             arrived = wire.decode(message)
         except (ParcelError, wire.WireError) as error:
             return Reply(card, None, down, 0, str(error))
-        reason = self._fault(card, got, arrived, round)
-        if reason:
-            return Reply(card, None, down, len(message), reason)
-        return Reply(card, arrived.update, down, len(message) if arrived.update.shared else 0)
-
-    def _fault(self, card: Card, got: State, arrived: wire.Arrived, round: Round) -> str:
         if arrived.client != card.id:
-            return f"the update is that of client {arrived.client!r}"
+            return Reply(card, None, down, len(message), f"the update is that of client {arrived.client!r}")
         if arrived.round != round.index:
-            return f"the update is that of round {arrived.round + 1}"
-        return wire.fault(arrived.update) or self.algorithm.check(got, arrived.update) or ""
+            return Reply(card, None, down, len(message), f"the update is that of round {arrived.round + 1}")
+        up = len(message) if arrived.update.shared else 0
+        return checked(self.algorithm, got, Reply(card, arrived.update, down, up))
 
 
 def _scores(card: Card, told: Mapping[str, Any], points: Sequence[str]) -> list[Scored]:

@@ -102,8 +102,7 @@ class Bench:
         reply = self.train()
         assert reply.update is not None
         got = self.algorithm.send(self.server, self.card, self.round)
-        model, example = self.model(), self.algorithm.task.example
-        assert example is not None
+        model, example = self.model(), self.algorithm.task.inputs.batch()
         with torch.no_grad():
             inference = measure.flops(lambda: model(example)) / len(example)
         server_bytes = nbytes(self.server)

@@ -61,10 +61,9 @@ class HeteroFL(Algorithm):
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
-        width = width_for(self.task, card.budget, "HeteroFL")
+        width = width_for(self.task, card.budget)
         width = LEVELS[self.level] if self.level is not None and card.budget != 1 else width
-        assert self.task.example is not None
-        return Narrow(self.task.model, self.task.example, width, self.scaler)
+        return Narrow(self.task.model, self.task.inputs, width, self.scaler)
 
     def send(self, server: State, card: Card, round: Round) -> State:
         """The client's part; beside it the whole model, if that is what will be scored."""

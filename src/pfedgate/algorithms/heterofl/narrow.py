@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.core.modules import skeleton
-from pfedgate.core.types import Budget, Card, State, Task, Update
+from pfedgate.core.types import Budget, Card, Example, State, Task, Update
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.slicing.execute import Program, Sliced, cut
 from pfedgate.gating.splitters import split_model
@@ -32,7 +32,7 @@ class Narrow:
     """How to make the network of a width: `Narrow(...)()` is a module; equal ones share their workspace."""
 
     model: Any  # the task's
-    example: Tensor
+    example: Example
     width: float  # share of the units of every hidden layer, rounded up
     scaler: bool = False  # divide weights by the share of their inputs that are there
 
@@ -152,20 +152,18 @@ class ElementMean:
         return merged
 
 
-def width_for(task: Task, budget: Budget, who: str) -> float:
+def width_for(task: Task, budget: Budget) -> float:
     """The width that a client can afford.
 
     A number is a share of the parameters: the width whose own share is nearest (layers have whole units, so it may be
     a little more or less). Bounds by resource ({"flops": 0.3}) are kept: the largest width within all of them.
     """
-    if task.example is None:
-        raise ValueError(f"{who} finds the model's units from a batch: give the task an example (Task(example=...))")
     bounds = tuple(sorted(budget.items())) if isinstance(budget, Mapping) else float(budget)
-    return _width_for(task.model, task.example, bounds)
+    return _width_for(task.model, task.inputs, bounds)
 
 
 @lru_cache(maxsize=1024)
-def _width_for(task_model: Any, example: Tensor, bounds: float | tuple[tuple[str, float], ...]) -> float:
+def _width_for(task_model: Any, example: Example, bounds: float | tuple[tuple[str, float], ...]) -> float:
     plan = _plan(task_model, example)
     dense, found = plan.costs.dense(), [units.units for units in plan.cuts.values()]
     widths = sorted({(k + 1) / units for units in found for k in range(units)})
@@ -195,10 +193,10 @@ def _units(width: float, units: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _plan(task_model: Any, example: Tensor) -> BlockPlan:
+def _plan(task_model: Any, example: Example) -> BlockPlan:
     model = copy.deepcopy(skeleton(task_model))
     found = split_model(
-        model, example, "unit", blocks=2**62, smallest=0.0, keep_output=True, output_blocks=1
+        model, example.batch(), "unit", blocks=2**62, smallest=0.0, keep_output=True, output_blocks=1
     )  # every unit a block
     plan = BlockPlan(found, {name: tuple(p.shape) for name, p in model.named_parameters()}, "unit")
     if not plan.sliceable:
