@@ -29,7 +29,6 @@ from pfedgate.algorithms.fedmask.masks import BITS, KEPT, pack_bits, unpack_bits
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
-from pfedgate.core.seeds import key
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import fit
@@ -80,7 +79,7 @@ class FedMask(Algorithm):
         if self._warming_up(server, round):
             return model
         got = {BITS: pack_bits(server[MEAN] >= 0.5), KEPT: pack_bits(server[KNOWN])}
-        return got if self.base == "random" or _mark(card) in server[SERVED] else {**model, **got}
+        return got if self.base == "random" or parts.mark(card) in server[SERVED] else {**model, **got}
 
     def _warming_up(self, server: State, round: Round) -> bool:
         rounds = int(self.warmup * round.rounds if self.warmup < 1 else self.warmup)
@@ -153,7 +152,7 @@ class MaskMerger:
 
     def add(self, card: Card, update: Update) -> str | None:
         """Count the client's bits and mark it as served."""
-        self.marks.add(_mark(card))
+        self.marks.add(parts.mark(card))
         self.bits.add(update.shared, update.weight)
         return None
 
@@ -162,7 +161,3 @@ class MaskMerger:
         mean, enough = self.bits.result()
         marks = torch.tensor(sorted(self.marks))
         return {**self.server, MEAN: mean, KNOWN: self.server[KNOWN] | enough, SERVED: marks}
-
-
-def _mark(card: Card) -> int:
-    return key(0, card.id) >> 1  # 63 bits fit an int64
