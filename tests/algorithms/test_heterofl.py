@@ -128,7 +128,7 @@ def test_bounds_by_resource_are_kept() -> None:
     of = network("cnn_cifar10")
     for resource in ("params", "flops", "activation_bytes"):
         width = width_for(of, {resource: 0.3})
-            cost = Narrow(of.model, of.inputs, width).live.cost
+        cost = Narrow(of.model, of.inputs, width).live.cost
         assert 0.25 < cost[resource] <= 0.3
     with pytest.raises(ValueError, match="latency_ms"):
         width_for(of, {"latency_ms": 3.0})
