@@ -12,8 +12,7 @@ from tests.algorithms.toys import build, clusters, local, normed_mlp, plain_mlp,
 from torch.func import functional_call
 
 from pfedgate import data, models
-from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place
-from pfedgate.algorithms.pfedhn.hyper import generate, new_hyper, pull_back
+from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place, generate, new_hyper, pull_back
 from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, flat, inside, shapes, unflat

@@ -35,7 +35,7 @@ class FedBN(parts.PrivatePart):
 
     @property
     def own(self) -> parts.Part:
-        """All BatchNorm layers."""
+        """The tensors of all BatchNorm layers."""
         return parts.batch_norms(self.task)
 
     def adapt(self, got: State, private: State, local: Local) -> State:

@@ -31,7 +31,7 @@ class FedPer(parts.PrivatePart):
 
     @property
     def own(self) -> parts.Part:
-        """The head."""
+        """The tensors of the head."""
         return parts.head(self.task, self.head)
 
     def adapt(self, got: State, private: State, local: Local) -> State:

@@ -42,7 +42,7 @@ class FedRep(parts.PrivatePart):
 
     @property
     def own(self) -> parts.Part:
-        """The head."""
+        """The tensors of the head."""
         return parts.head(self.task, self.head)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:

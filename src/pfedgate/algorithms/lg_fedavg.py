@@ -51,7 +51,7 @@ class LGFedAvg(parts.PrivatePart):
 
     @property
     def own(self) -> parts.Part:
-        """The lower part."""
+        """The tensors of the lower part."""
         upper = parts.upper(self.task)
         if self.global_part == "lower":
             return upper

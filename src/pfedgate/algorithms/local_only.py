@@ -29,7 +29,7 @@ class LocalOnly(PrivateModel):
     keeps: ClassVar[str] = "the whole model"
 
     def init_server(self, seed: int) -> State:
-        """The server has nothing."""
+        """The server has nothing to send."""
         return {}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:

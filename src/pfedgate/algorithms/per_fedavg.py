@@ -135,8 +135,8 @@ def exact_product(work: Workspace, g: Tensor, batch: Batch, loss: Any) -> Tensor
     work.gradients += 3 * batch.n
     if not product.requires_grad:
         return torch.zeros_like(g)
-    found = torch.autograd.grad(product, given, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1) for part in found])
+    columns = torch.autograd.grad(product, given, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1) for part in columns])
 
 
 @contextmanager

@@ -83,12 +83,12 @@ class PrivateModel(Algorithm):
         return under("model/", initial(self.task, local.round.seed))
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's own model."""
+        """The model in the client's private State."""
         return module(self.task, inside("model/", private))
 
 
 def join(got: State, private: State) -> State:
-    """A client's whole model."""
+    """A client's whole model: the shared part and its own."""
     return {**got, **inside(OWN, private)}
 
 

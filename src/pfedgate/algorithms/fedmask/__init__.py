@@ -34,7 +34,7 @@ from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import fit
 
 CHOICES = "base 'fedavg' or 'random', intersection 'two' or 'all'"
-MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # what the server keeps
+MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # the server's State
 
 
 @register("fedmask")
@@ -59,8 +59,8 @@ class FedMask(Algorithm):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"density": (0.3, 0.5)}
 
     def __post_init__(self) -> None:
-        chosen = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
-        if not (chosen and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
+        words = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
+        if not (words and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
             raise ValueError(f"FedMask wants 0 < density <= 1, warmup >= 0, {CHOICES}; got {self.options()}")
 
     @property
@@ -110,15 +110,15 @@ class FedMask(Algorithm):
         """Prune once, take over the aggregate, train the scores."""
         task, of, rule, flops = self.task, self._structures, (self.score_lr, self.threshold), 0.0
         base = inside("base/", private) or {name: v for name, v in got.items() if not name.startswith("mask/")}
-        kept, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
+        left, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
         if scores is None:
             scores = torch.full((of.size,), self.threshold + self.offset)
-            scores, done = masks.learn(task, base, of, scores, kept, local, rule, self.init_epochs, "prune")
-            kept, flops = of.best(scores, self.density), done.flops
-        aggregate, known = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
-        scores = torch.where((known & kept)[of.of], aggregate, scores)
-        scores, done = masks.learn(task, base, of, scores, kept, local, rule, epochs)
-        private = {**under("base/", base), "scores": scores, "kept": kept}
+            scores, done = masks.learn(task, base, of, scores, left, local, rule, self.init_epochs, "prune")
+            left, flops = of.best(scores, self.density), done.flops
+        aggregate, decided = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
+        scores = torch.where((decided & left)[of.of], aggregate, scores)
+        scores, done = masks.learn(task, base, of, scores, left, local, rule, epochs)
+        private = {**under("base/", base), "scores": scores, "kept": left}
         return private, {
             "loss": done.loss,
             "flops": flops + done.flops,
@@ -129,7 +129,7 @@ class FedMask(Algorithm):
         return (private["scores"] >= self.threshold) & private["kept"][self._structures.of]
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client's mask."""
+        """A novel client prunes and trains its scores, once the model is frozen."""
         return self._learn(got, private, local, self.adapt_epochs)[0] if BITS in got else private
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:

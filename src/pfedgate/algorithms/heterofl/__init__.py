@@ -55,9 +55,9 @@ class HeteroFL(Algorithm):
 
     def __post_init__(self) -> None:
         choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"], "scored": ["own", "global"]}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known and (name, value) != ("level", None):
-                raise ValueError(f"{name}: {unknown('value', str(value), known)}")
+        for name, words in choices.items():
+            if (value := getattr(self, name)) not in words and (name, value) != ("level", None):
+                raise ValueError(f"{name}: {unknown('value', str(value), words)}")
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
@@ -134,6 +134,6 @@ class Masked(nn.Module):
         self.register_buffer("present", present)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Logits, 0 for absent classes."""
         assert isinstance(self.present, Tensor)
         return torch.where(self.present, self.model(x), 0.0)

@@ -4,8 +4,6 @@ A tile is any set of positions of the flat parameter vector (a block of units, a
 `Tiles.of(owner)` makes the cut from one number per position. A packed update is the State
 `{"blocks": int32 ids, "values": their positions' values, tile after tile}`: two arrays, never one per tile.
 
-`SendsTiles` is the half of an algorithm that sends and merges them.
-
 >>> tiles = Tiles.of(torch.tensor([0, 0, 1, 2, 2]))
 >>> packed = pack_tiles(torch.arange(5.0), torch.tensor([0, 2]), tiles)
 >>> packed["blocks"].tolist(), packed["values"].tolist()
@@ -17,16 +15,15 @@ True
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import WeightedMean
-from pfedgate.core.state import flat, pick, unflat
-from pfedgate.core.types import Card, Round, State, Update
+from pfedgate.core.state import unflat
+from pfedgate.core.types import Card, State, Update
 
 BLOCKS, VALUES = "blocks", "values"
 
@@ -47,12 +44,12 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        """Number of tiles."""
+        """The number of tiles in the cut."""
         return int(self.sizes.shape[0])
 
     @property
     def length(self) -> int:
-        """Length of the vector."""
+        """The length of the vector that is cut."""
         return int(self.order.shape[0])
 
     @property
@@ -142,7 +139,7 @@ class TileMean:
         self._weights[packed[BLOCKS].long()] += weight
 
     def result(self) -> Tensor:
-        """The server's next vector."""
+        """The server's next vector, of its own dtype."""
         tiles, total = self.tiles, self.total
         sums, each = torch.empty_like(self._ordered), torch.empty_like(self._ordered)
         sums[tiles.order] = self._ordered
@@ -189,86 +186,29 @@ def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int) -> tuple[Te
 
 
 @dataclass(frozen=True)
-class SendsTiles(Algorithm):
-    """An algorithm whose updates are tiles of the parameters `names`, and buffers beside them.
-
-    A client sends the values of the tiles that it touched. Under a cap it sends the differences to what it got, because
-    what is left behind now must add up later.
-    """
-
-    upload: float | None = None  # hard cap on the upload, as a share of the dense one; the rest is sent later
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters that are cut into tiles, in the order of the vector."""
-        raise NotImplementedError
-
-    @property
-    def tiles(self) -> Tiles:
-        """How that vector is cut."""
-        raise NotImplementedError
-
-    def pack(self, got: State, vector: Tensor, ids: Tensor, private: State) -> tuple[State, State]:
-        """What to upload of the trained `vector` and, with a cap, what stays behind (private) for later."""
-        if self.upload is None:
-            return pack_tiles(vector, ids, self.tiles), {}
-        difference = vector.cpu() - flat(pick(got, self.names)).cpu()
-        difference = difference + private.get("residual", torch.zeros_like(difference))
-        waiting = torch.zeros(self.tiles.count, dtype=torch.bool)
-        waiting[ids] = True
-        waiting[self.tiles.owner[difference != 0]] = True
-        room = int(self.upload * 4 * self.tiles.length)
-        ids, residual = cap_upload(difference, waiting.nonzero()[:, 0], self.tiles, room)
-        return pack_tiles(difference, ids, self.tiles), {"residual": residual}
-
-    def merger(self, server: State, round: Round) -> SparseMean:
-        """Each tile: the mean over the clients that sent it, weights renormalised; an unsent one is unchanged."""
-        vector = flat(pick(server, self.names))
-        tiles = TileMean(vector, self.tiles, delta=self._differences, total=round.total)
-        buffers = {name: value for name, value in server.items() if name not in set(self.names)}
-        return SparseMean(self, server, tiles, WeightedMean(buffers, round.total))
-
-    def landed(self, got: State, update: Update) -> State:
-        """The client's copy after training: what it sent, in its places."""
-        vector = flat(pick(got, self.names)).cpu()
-        if self._differences:
-            vector = vector + unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
-        else:
-            vector = unpack_tiles(update.shared, self.tiles, vector)
-        return {**got, **self.shaped(vector, got), **_rest(update)}
-
-    def check(self, got: State, update: Update) -> str | None:
-        """Block ids in range and unique, as many values as they need; buffers as sent."""
-        return fault_in_tiles(update.shared, self.tiles) or super().check(got, Update(_rest(update), update.weight))
-
-    @property
-    def _differences(self) -> bool:
-        return self.upload is not None
-
-    def shaped(self, vector: Tensor, like: State) -> State:
-        """A vector as the parameters `names`, with the shapes of those in `like`."""
-        return unflat(vector, [(name, like[name].shape) for name in self.names])
-
-
-@dataclass(frozen=True)
 class SparseMean:
     """A merger of tiles and of the buffers beside them."""
 
-    algorithm: SendsTiles
     server: State
+    names: tuple[str, ...]  # of the parameters that the tiles are cut from
     tiles: TileMean
     buffers: WeightedMean
 
     def add(self, card: Card, update: Update) -> str | None:
         """Tiles to tiles, buffers to buffers."""
         self.tiles.add(update.shared, update.weight)
-        return self.buffers.add(card, Update(_rest(update), update.weight))
+        return self.buffers.add(card, Update(beside(update), update.weight))
 
     def result(self) -> State:
         """The server's State, parameters first."""
-        return {**self.algorithm.shaped(self.tiles.result(), self.server), **self.buffers.result()}
+        return {**shaped(self.tiles.result(), self.names, self.server), **self.buffers.result()}
 
 
-def _rest(update: Update) -> State:
-    """Buffers: what travels beside the packed tiles."""
+def shaped(vector: Tensor, names: Sequence[str], like: State) -> State:
+    """A vector as these parameters, with the shapes that they have in `like`."""
+    return unflat(vector, [(name, like[name].shape) for name in names])
+
+
+def beside(update: Update) -> State:
+    """The buffers, which travel beside the packed tiles."""
     return {name: value for name, value in update.shared.items() if name not in (BLOCKS, VALUES)}
