@@ -127,15 +127,6 @@ def test_only_the_rounds_vectors_move() -> None:
     assert any(name.startswith(MOMENTUM) for name in second)
 
 
-def test_the_order_of_clients_does_not_matter() -> None:
-    algorithm, federation = make(), clusters()
-    server = algorithm.init_server(0)
-    ones = [local(federation, name) for name in ("c0", "c1", "c2")]
-    sent = [(one.card, algorithm.train(algorithm.send(server, one.card, one.round), {}, one)[0]) for one in ones]
-    forth, back = merge(algorithm.merger(server, Round()), sent), merge(algorithm.merger(server, Round()), sent[::-1])
-    torch.testing.assert_close(forth, back, rtol=1e-5, atol=1e-6)
-
-
 def test_clients_train_what_they_got_as_in_fedavg() -> None:
     algorithm, one = make(), local(clusters())
     got = algorithm.send(algorithm.init_server(0), one.card, one.round)
