@@ -42,7 +42,7 @@ class APFL(PrivateModel):
 
     alpha: float = 0.5  # share of the private model at the start; the paper's are .25 to .75
     update_alpha: str = "round"  # at its first batch (official), at every "batch" (the equations), or "never"
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Deng et al. 2020, Adaptive Personalized Federated Learning"
     keeps: ClassVar[str] = "a whole model of its own and its share in the mixture"

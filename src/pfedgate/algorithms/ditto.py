@@ -31,7 +31,7 @@ class Ditto(PrivateModel):
     lam: float = 0.1  # FederatedScope's default and the middle of pFedGate's grid; official: 1, or chosen from .1, 1, 2
     personal_epochs: int | None = None  # None: as the task says (1 in the benchmark); official: 2 steps
     personal_lr: float | None = None  # None: the task's
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
     keeps: ClassVar[str] = "a whole model of its own"

@@ -23,7 +23,7 @@ class FedPer(parts.PrivatePart):
     """A shared body and a private head, trained together."""
 
     head: parts.Names | None = None  # private layers; None: the last one with parameters (the paper tries one to four)
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
     shares: ClassVar[str] = "the body"

@@ -33,7 +33,7 @@ class FedRep(parts.PrivatePart):
     head_epochs: int | None = None  # None: as the task says (1 in the benchmark); official: 10
     body_epochs: int | None = None  # None: as the task says; official: 1 on CIFAR-10, 5 on CIFAR-100 and FEMNIST
     head_lr: float | None = None  # None: the task's
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods; official: 10
+    adapt_epochs: int = 1  # a novel client's epochs, the fine-tuning budget of all methods; official: 10
 
     paper: ClassVar[str] = "Collins et al. 2021, Exploiting Shared Representations for Personalized FL"
     shares: ClassVar[str] = "the body"

@@ -34,7 +34,7 @@ class KNNPer(FedAvg):
     """FedAvg, corrected by the client's nearest training samples."""
 
     k: int = 10  # neighbours
-    scale: float = 1.0  # of the kernel, in units of the number of features
+    scale: float = 1.0  # the kernel's width, in units of the number of features
     lam: float | None = None  # share of the neighbours in the prediction; None: chosen on validation, per client
     layer: str | None = None  # features are what enters this layer; None: the last one with parameters
 

@@ -38,7 +38,7 @@ class LGFedAvg(parts.PrivatePart):
 
     global_part: parts.Names = "upper"  # "upper" as in the paper, "lower" as its CIFAR code, or names of layers
     warmup_rounds: int = 0  # rounds of FedAvg first; official: 400 (MNIST), 1200 (CIFAR-10)
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Liang et al. 2020, Think Locally, Act Globally"
     shares: ClassVar[str] = "the upper part (after the convolutions)"

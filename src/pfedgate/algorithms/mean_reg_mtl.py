@@ -28,9 +28,9 @@ from pfedgate.training.fit import Fit, fit
 class MeanRegMTL(PrivateModel):
     """Personal models held near their mean."""
 
-    mu: float = 1.0  # what FedEM's search chose on three of four data sets
+    mu: float = 1.0  # FedEM's search chose it on three of four data sets
     momentum: float = 0.0  # prox_sgd of the references has none; with it the pull outlives its cause
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Hanzely & Richtárik 2020, Federated Learning of a Mixture; FedEM's 'pFedMe'"
     shares: ClassVar[str] = "the whole personal model"

@@ -48,7 +48,7 @@ class PerFedAvg(Algorithm):
     order: str = "first"  # "first", "hf" or "exact": twice, four and about five times FedAvg's work
     alpha: float = 0.01  # the personal step; the paper's
     beta: float | None = None  # the meta-step; None: the task's rate, so that it is tuned like any other
-    delta: float = 1e-3  # of the finite difference, relative to ‖w‖/‖g‖
+    delta: float = 1e-3  # width of the finite difference, relative to ‖w‖/‖g‖
     adapt_steps: int = 1  # personal steps before prediction; the paper's
 
     paper: ClassVar[str] = (

@@ -48,8 +48,8 @@ class PFedHN(Algorithm):
     server_momentum: float = 0.9  # official
     server_decay: float = 1e-3  # official
     server_clip: float = 50.0  # L2 norm of gradients of H and of a vector; official
-    spread: float = 0.1  # of the first models H makes, as a share of the spread of the initial parameters
-    adapt_epochs: int = 1  # of a novel client's vector
+    spread: float = 0.1  # spread of the first models H makes, as a share of the spread of the initial parameters
+    adapt_epochs: int = 1  # a novel client's epochs on its vector
     adapt_lr: float = 0.1  # its gradient passes through all of H: larger than the task's
 
     paper: ClassVar[str] = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"

@@ -22,7 +22,7 @@ from pfedgate import algorithms
 from pfedgate.config import toml
 from pfedgate.config.options import Option, options_of
 
-BUDGET = 0.5  # of the clients that are measured: what sparse methods save depends on it
+BUDGET = 0.5  # budget of the measured clients: the savings of sparse methods depend on it
 ROUNDS, CLIENTS, SAMPLES = 4, 3, 100
 COLUMNS = ("name", "shares", "keeps private", "down", "up", "compute", "hyper-parameters", "paper")
 
@@ -62,7 +62,7 @@ class Method:
     shares: str
     keeps: str
     options: Mapping[str, Option]
-    grid: Mapping[str, Sequence[Any]]  # what the paper searched, by option
+    grid: Mapping[str, Sequence[Any]]  # values that the paper searched, by option
     about: str  # the module's own words: departures, ambiguities
     cost: Cost | None  # None for an algorithm from outside the package, which nobody has measured
 

@@ -55,7 +55,7 @@ __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "reso
 Tables = dict[str, dict[str, Any]]
 Layer = Mapping[str, Any]
 
-PLACES = ("data_dir", "cache_dir", "source")  # of [data]: where it lies, not what it is
+PLACES = ("data_dir", "cache_dir", "source")  # keys of [data] that say where it lies, not what it is
 
 START: Tables = {"data": {"name": "digits"}, "model": {"name": "auto"}, "algorithm": {"name": "pfedgate"}}
 

@@ -24,7 +24,7 @@ class Train:
     steps: int | None = None  # batches a round instead of epochs: equal work for clients of unequal size
     drop_last: bool = False  # a client's smaller last batch is data too
     optimiser: str = "sgd"  # sgd, adam, adamw
-    lr: float = 0.05  # of the model; in the middle of the paper's grid .005 to .5
+    lr: float = 0.05  # the model's rate, in the middle of the paper's grid .005 to .5
     momentum: float = 0.9  # within a round; buffers start at zero every round
     weight_decay: float = 5e-4  # the references' value
     betas: tuple[float, float] = (0.9, 0.999)  # Adam's usual
@@ -57,7 +57,7 @@ class Evaluate:
     """[evaluate]: when and how models are scored; it never changes what is learnt."""
 
     every: int = 5  # rounds, and always the last one: scoring all clients costs about as much as a third of a round
-    # What is scored: each client's model after the broadcast, or also "after_local", as published numbers often are.
+    # Models to score: each client's after the broadcast, or also "after_local", as published numbers often are.
     points: tuple[str, ...] = ("after_broadcast",)
     batch: int = 512  # only memory and speed depend on it
     novel: bool = True  # after training, let the clients held out adapt and score them
@@ -92,7 +92,7 @@ class Deploy:
             raise RecipeError(f"[deploy] quorum is a share from 0 to 1, got {self.quorum}")
 
 
-# What fits a data set better than the defaults above. A recipe goes over it.
+# Defaults that fit a data set better than those above. A recipe goes over them.
 FITTING: dict[str, dict[str, dict[str, Any]]] = {
     # 20 clients of about 54 training images: a batch of 128 would be one step a round. At alpha = 0.4 one model for all
     # does best here (FedAvg beats pFedGate): digits are easy and clients much alike; at 0.1 personal models pay.

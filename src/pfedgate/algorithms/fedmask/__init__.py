@@ -50,8 +50,8 @@ class FedMask(Algorithm):
     score_lr: float = 10.0  # scores are of the order of 1, their gradients of weight times gradient
     threshold: float = 0.5  # in the middle, because scores are set to bits
     offset: float = 0.01  # scores start this much above the threshold: with everything kept
-    init_epochs: int = 1  # of the one-shot pruning
-    adapt_epochs: int = 1  # of a novel client's scores
+    init_epochs: int = 1  # epochs before the one-shot pruning
+    adapt_epochs: int = 1  # a novel client's epochs on its scores
 
     paper: ClassVar[str] = "Li et al. 2021, FedMask: Joint Computation and Communication-Efficient Personalized FL"
     shares: ClassVar[str] = "bits of the mask (and the model, before it is frozen)"

@@ -46,7 +46,7 @@ class FedMD(Algorithm):
     digest_lr: float | None = 0.01  # smaller than the task's: logits are fitted, not classes; None: the task's
     digest_loss: str = "mae"  # official; "mse" in other implementations
     architectures: Sequence[Callable[[], nn.Module]] = ()  # instead of the task's model: each client has one of these
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Li and Wang 2019, FedMD: Heterogenous Federated Learning via Model Distillation"
     shares: ClassVar[str] = "scores on public samples"

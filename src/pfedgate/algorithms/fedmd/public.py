@@ -28,8 +28,8 @@ from pfedgate.core.seeds import generator
 from pfedgate.core.types import Card, Local, Round, State, Task
 from pfedgate.training.fit import fit
 
-SAMPLES = 600  # of the sets made here: enough to agree on, quick to look at
-MOST = 20_000  # of a data set by name
+SAMPLES = 600  # samples in the sets drawn here: enough to agree on, quick to look at
+MOST = 20_000  # at most so many samples of a data set by name
 EMBEDDED = ("auto", "glyphs", "photos", "noise")
 FIXES = ("transpose", "invert")
 # Digits of 5×7 dots, a row of five bits each.

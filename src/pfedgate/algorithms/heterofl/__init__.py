@@ -47,7 +47,7 @@ class HeteroFL(Algorithm):
     label_mask: str = "none"  # "train": logits of classes the client lacks are 0 in training; "both": when scored, too
     unweighted: bool = False  # official: every client counts the same
     scored: str = "own"  # the client's own part, or "global": the whole model (official)
-    adapt_epochs: int = 0  # of a novel client; 0: scored as it is
+    adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
     paper: ClassVar[str] = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
     shares: ClassVar[str] = "the first units of every layer, as many as the budget allows"

@@ -53,8 +53,8 @@ class PFedGate(Algorithm):
 
     upload: float | None = None  # hard cap on the upload, as a share of the dense one; the rest is sent later
     gate_lr: float = 0.01  # eta of the paper; more makes gates fit a client's few samples instead of the client
-    resources: str = "all"  # what a plain number as budget binds: "all", or "params" (the paper's s)
-    split: str = "unit"  # what a block is: whole units can be skipped, not only masked
+    resources: str = "all"  # resources that a plain number as budget binds: "all", or "params" (the paper's s)
+    split: str = "unit"  # the kind of block: whole units can be skipped, not only masked
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
     smallest: float = 0.05  # s_min: share of a layer that is always kept; with .1 more layers are cut in steps of four
     compensate: str = "sqrt"  # divide weights by the root of the live share of their inputs: sums keep their spread
@@ -65,7 +65,7 @@ class PFedGate(Algorithm):
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
-    adapt_epochs: int = 1  # of the gate alone, for a novel client
+    adapt_epochs: int = 1  # a novel client's epochs, in which its gate alone is trained
     # The gate's own switches (GateConfig), with two defaults for models that nobody has trained before. Ranking
     # "nested": all clients begin with the same blocks. An initial_bias of .85 starts M at 1.4, because torch draws
     # weights too small for ReLUs; it means the same M for a linear activation.
@@ -217,7 +217,7 @@ class PFedGate(Algorithm):
             gate = replace(gate, post_norm="batch", activation="sigmoid", ranking="random")
         if gate.activation == "linear":  # M = 2 sigmoid(bias) at the start, also without the sigmoid
             gate = replace(gate, initial_bias=math.tanh(gate.initial_bias / 2) / gate.weight_range)
-        elif gate.activation != "centred":  # as published: M does not start around 1
+        elif gate.activation != "centred":  # M does not start around 1, as published
             gate = replace(gate, initial_scale=1.0, initial_bias=0.0)
         if self.variant == "paper":
             return Setting(gate, (("variant", "paper"),))

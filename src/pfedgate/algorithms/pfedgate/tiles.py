@@ -190,7 +190,7 @@ class SparseMean:
     """A merger of tiles and of the buffers beside them."""
 
     server: State
-    names: tuple[str, ...]  # of the parameters that the tiles are cut from
+    names: tuple[str, ...]  # the parameters that the tiles are cut from
     tiles: TileMean
     buffers: WeightedMean
 
