@@ -114,7 +114,12 @@ def cost_of(name: str) -> Cost | None:
 
 def rows(listed: Sequence[Method]) -> list[tuple[str, ...]]:
     """Lines of a table whose columns are `COLUMNS`."""
-    return [(m.name, m.shares, m.keeps, *cells(m.cost), ", ".join(m.options) or "-", m.paper) for m in listed]
+    return [(m.name, m.shares, m.keeps, *cells(m.cost), _groups(m), m.paper) for m in listed]
+
+
+def _groups(method: Method) -> str:
+    """The options in a line; fields of one option count as one: gate."""
+    return ", ".join(dict.fromkeys(name.partition(".")[0] for name in method.options)) or "-"
 
 
 def cells(cost: Cost | None) -> tuple[str, ...]:
