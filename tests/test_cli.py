@@ -291,8 +291,7 @@ def test_progress_shows_rounds_accuracy_and_time_left(terminal: bool) -> None:
 def test_time_left_counts_this_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("pfedgate.runs.progress.time.monotonic", lambda: now[0])
-    pace = Pace()
-    pace.start(10, 20)
+    pace = Pace(10, 20)
     assert pace.left() is None
     now[0] += 6
     pace.done(12)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -141,3 +142,19 @@ def test_workers_are_stopped_when_a_run_fails() -> None:
     with pytest.raises(ClientError):
         run(Troubled(task(), fails=federation().clients[0]), federation(), OPTIONS, exchange=call)
     assert gone([child.pid for child in made[0]._children])
+
+
+def _train_and_wait(pipe: Any) -> None:
+    exchange = started()
+    list(exchange.train(exchange_server(), Round(), chunks()))
+    pipe.send([child.pid for child in exchange._children])
+    time.sleep(60)
+
+
+def test_workers_end_with_a_parent_that_was_killed() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("spawn").Process(target=_train_and_wait, args=(theirs,))
+    parent.start()
+    pids = ours.recv()
+    parent.kill()
+    assert gone(pids)

@@ -109,6 +109,17 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_folder_whose_optimiser_had_an_option_more_goes_on(tmp_path: Path) -> None:
+    train(tmp_path, 3)
+    files = RunFolder(tmp_path, resume=True)
+    last = files.load()
+    assert last is not None
+    files.save(last, {"task.optim": "Optim(lr=0.1, clip=10.0, persist_momentum=False)"})
+    assert files.load({"task.optim": "Optim(lr=0.1, clip=10.0)"}) is not None
+    with pytest.raises(ValueError, match=r"clip=10.0\), is Optim\(lr=0.1, clip=5.0\)"):
+        files.load({"task.optim": "Optim(lr=0.1, clip=5.0)"})
+
+
 CALLS = ("os.replace", "shutil.rmtree", "os.truncate", "os.link", "os.fsync")
 
 

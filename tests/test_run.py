@@ -224,7 +224,8 @@ def test_the_example_is_nobodys_data() -> None:
 
 
 def test_planning_a_recipe_again_traces_nothing_again() -> None:
-    tasks = [plan(resolve(TINY)).algorithm.task for _ in range(3)]
+    recipe = resolve({**TINY, "model": {"name": "cnn_digits"}})
+    tasks = [plan(recipe).algorithm.task for _ in range(3)]
     assert len({id(workspace(task, Setting(), CPU)) for task in tasks}) == 1
 
 

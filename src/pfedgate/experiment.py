@@ -29,7 +29,7 @@ from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import Callback, Options, Result, choose_device
 from pfedgate.engine.workers import cores
 from pfedgate.runs import folder as runfolder
-from pfedgate.runs.gates import Recorder
+from pfedgate.runs.gates import GateLog
 from pfedgate.training.workspace import flops_per_sample
 
 __all__ = ["Plan", "plan", "recipe_of", "resume", "run"]
@@ -74,7 +74,7 @@ class Plan:
             exchange=exchange,
             folder=folder,
             resume=resume,
-            callbacks=[*Recorder.wanted(self.algorithm, self.federation, self.options, folder), *callbacks],
+            callbacks=[*GateLog.wanted(self.algorithm, self.federation, self.options, folder), *callbacks],
         )
 
 

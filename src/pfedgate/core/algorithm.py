@@ -60,8 +60,8 @@ class Algorithm:
     name: ClassVar[str] = ""  # set by @register
     paper: ClassVar[str] = ""  # authors, title, year
     shares: ClassVar[str] = "the whole model"  # one line for the table of algorithms
-    keeps: ClassVar[str] = "nothing"  # what is private
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # what the paper searched over, by field
+    keeps: ClassVar[str] = "nothing"  # the private State, in a line for the same table
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # values the paper searched over, by field
 
     def init_server(self, seed: int) -> State:
         """The server's first State. Default: the model's initial parameters and buffers."""

@@ -10,7 +10,7 @@ class RecipeError(ValueError):
     """A recipe or a setting that cannot be used; the message says where and what to write instead."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, existing: Iterable[str]) -> str:
     """The message for a name that does not exist: the nearest one first, then all of them.
 
     >>> unknown("model", "resnett", ["mlp", "resnet"])
@@ -18,7 +18,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     >>> unknown("option", "x", [])
     "unknown option 'x': there are none"
     """
-    names = sorted(known)
+    names = sorted(existing)
     if not names:
         return f"unknown {kind} {name!r}: there are none"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
-Path = str | int
+Word = str | int
 
 
-def key(seed: int, *path: Path) -> int:
+def key(seed: int, *path: Word) -> int:
     """A number of 64 bits for a path.
 
     >>> key(0, "batches", 3, "anna") == key(0, "batches", 3, "anna")
@@ -34,7 +34,7 @@ def key(seed: int, *path: Path) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def generator(seed: int, *path: Path) -> torch.Generator:
+def generator(seed: int, *path: Word) -> torch.Generator:
     """A generator for one purpose.
 
     >>> a, b = generator(0, "masks", 1), generator(0, "masks", 1)
@@ -78,7 +78,7 @@ def _mix(z: Words) -> Words:
 
 
 @contextmanager
-def seeded(seed: int, *path: Path) -> Iterator[None]:
+def seeded(seed: int, *path: Word) -> Iterator[None]:
     """Torch's global generators seeded by a path, and put back afterwards whatever happens.
 
     Building a module, dropout and the like read the global generator; inside this block what they read

@@ -64,15 +64,15 @@ def shapes(state: State) -> list[tuple[str, torch.Size]]:
     return [(name, value.shape) for name, value in state.items()]
 
 
-def split(state: State, chosen: Callable[[str], bool]) -> tuple[State, State]:
-    """(those whose name is chosen, the others); `{**a, **b}` joins them again.
+def split(state: State, first: Callable[[str], bool]) -> tuple[State, State]:
+    """(entries whose name `first` accepts, the others); `{**a, **b}` joins them again.
 
     >>> head, body = split({"fc.w": torch.ones(1), "out.w": torch.ones(1)}, lambda n: n.startswith("out."))
     >>> list(head), list(body)
     (['out.w'], ['fc.w'])
     """
-    yes = {name: value for name, value in state.items() if chosen(name)}
-    return yes, {name: value for name, value in state.items() if name not in yes}
+    taken = {name: value for name, value in state.items() if first(name)}
+    return taken, {name: value for name, value in state.items() if name not in taken}
 
 
 def under(prefix: str, state: State) -> State:
@@ -85,7 +85,7 @@ def under(prefix: str, state: State) -> State:
 
 
 def inside(prefix: str, state: State) -> State:
-    """What lies under a prefix, the prefix removed: the inverse of `under`."""
+    """The entries under a prefix, the prefix removed: the inverse of `under`."""
     return {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
 
 
@@ -100,12 +100,12 @@ def pick(state: State, names: Iterable[str]) -> State:
 
 
 def clone(state: State) -> State:
-    """A deep copy."""
+    """A State of copies of all tensors."""
     return {name: value.clone() for name, value in state.items()}
 
 
 def to(state: State, device: torch.device) -> State:
-    """On a device; the same tensors if they are there already."""
+    """The State on a device; the same tensors if they are there already."""
     return {name: value.to(device) for name, value in state.items()}
 
 
@@ -142,6 +142,6 @@ def finite(state: State) -> bool:
 
 
 def finite_vector(vector: Tensor) -> bool:
-    """The same for a vector."""
+    """Whether a vector has no NaN and no infinity."""
     # A finite dot product has only finite terms; an infinite one may be a mere overflow: look closer.
     return math.isfinite(torch.dot(vector, vector).item()) or bool(vector.isfinite().all())

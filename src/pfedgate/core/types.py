@@ -74,7 +74,7 @@ class Round:
     index: int = 0  # from 0
     rounds: int = 1  # how many there will be
     seed: int = 0
-    factor: float = 1.0  # of the schedule: multiply any learning rate with it
+    factor: float = 1.0  # the schedule's: multiply any learning rate with it
     total: float | None = None  # weight of ALL clients if averages are over all of them (agg_norm="all")
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -103,7 +103,7 @@ class Local:
         return generator(self.round.seed, purpose, self.round.index, self.card.id)
 
     def key(self, purpose: str) -> int:
-        """The number behind `generator(purpose)`."""
+        """The number that seeds `generator(purpose)`."""
         return key(self.round.seed, purpose, self.round.index, self.card.id)
 
 
@@ -133,7 +133,7 @@ OPTIMISERS = ("sgd", "adam", "adamw")
 
 @dataclass(frozen=True)
 class Optim:
-    """The client optimiser."""
+    """Which optimiser clients use, and its settings."""
 
     name: str = "sgd"
     lr: float = 0.05
@@ -218,7 +218,7 @@ class Example:
 
     @classmethod
     def of(cls, batch: Tensor) -> Example:
-        """That of a batch."""
+        """The shape and dtype of this batch."""
         return cls(tuple(batch.shape), batch.dtype)
 
     def batch(self) -> Tensor:
@@ -241,7 +241,7 @@ class Task:
     steps: int | None = None  # batches a round instead of epochs
     drop_last: bool = False
     eval_batch: int = 512
-    example: Example | Tensor | None = None  # of a prepared batch, for methods that trace the model
+    example: Example | Tensor | None = None  # a prepared batch or its shape, for methods that trace the model
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:

@@ -120,7 +120,7 @@ class RunFolder:
         return Checkpoint(load(self._checkpoint.read_bytes()), history, header["commit"])
 
     def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:
-        """Add a round's lines."""
+        """Append a round to the files of `LINES`."""
         lines = ([record], replies, [{"round": record["round"], **timing}])
         for name, records in zip(LINES, lines, strict=True):
             with (self.path / name).open("a") as file:

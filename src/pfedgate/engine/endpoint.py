@@ -1,6 +1,6 @@
 """The client's side: the only code that reads or writes private state, or touches a client's data.
 
-    serve(algorithm, got, store, local)        one client's training: what it sends back; its state is kept
+    serve(algorithm, got, store, local)        one client's training: its update; its private State is stored
     Endpoint(algorithm, federation, store)     all clients of a process: train, evaluate, adapt
     Serialised(...)                            the same, and every message really becomes bytes
 
@@ -71,20 +71,20 @@ def _named(local: Local, stage: str) -> Iterator[None]:
 
 
 def _private(algorithm: Algorithm, got: State, store: Store, local: Local) -> State:
-    """A client's private State, made now if it has none. Making it is not storing it."""
+    """A client's private State, a new one if it has none. A new one is not stored."""
     private = store.get(local.card.id)
     if private is not None:
         return private
     if type(algorithm).init_client is Algorithm.init_client:
         return {}
-    # As in round 0 whenever it happens: a client's first state must not depend on when it was first needed.
+    # It pretends to be round 0: a client's first state must not depend on when it was first needed.
     first = replace(local, round=replace(local.round, index=0, factor=1.0))
     with _named(local, "init_client"), seeded(local.round.seed, "init_client", local.card.id):
         return algorithm.init_client(got, first)
 
 
 def serve(algorithm: Algorithm, got: State, store: Store, local: Local) -> Update:
-    """Train one client and keep its private State; what it sends back is the result."""
+    """Train one client and store its private State; the update is the result."""
     return serve_many(algorithm, [got], store, [local])[0]
 
 
@@ -130,7 +130,7 @@ class _Later:
 
 
 class Endpoint:
-    """All clients of this process."""
+    """The clients of this process: trained and scored here and now."""
 
     def __init__(
         self,
@@ -173,13 +173,13 @@ class Endpoint:
     def evaluate(
         self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str] = POINTS[:1]
     ) -> Iterator[Scored]:
-        """Score every card's personal model at the given points; nothing is kept."""
+        """Score every card's personal model at the given points; it changes nothing."""
         for card in cards:
             yield from self.score(self.algorithm.send(server, card, round), card, round, points)
         self._last = None
 
     def score(self, got: State, card: Card, round: Round, points: Sequence[str]) -> Iterator[Scored]:
-        """Score one client's personal model, as it is with what it got; nothing is kept."""
+        """Score one client's personal model with the State it was sent; it changes nothing."""
         local = self.local(card, round)
         private = _private(self.algorithm, got, self.store, local)
         for point in points:
@@ -209,7 +209,7 @@ class Endpoint:
         return self._last[1]
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no process was started."""
 
 
 class Serialised(Endpoint):

@@ -42,7 +42,7 @@ class Request:
     state: Path
     round: Round
     cards: Sequence[Card]
-    tag: str  # of the store: the commit that private states wait for
+    tag: str  # the store's: private states wait for the commit of this name
     points: Sequence[str] = ()  # where to score; none: train
 
 
@@ -120,7 +120,7 @@ class Processes:
             state.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers and remove their files."""
         self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -147,7 +147,7 @@ def _answer(request: Request) -> tuple[list[Any], int]:
         return list(_serve(endpoint, load_file(request.state), request)), resident_bytes()
     except ClientError:
         raise
-    except Exception:  # as text: an error of a method's own class may not survive the way to the parent
+    except Exception:  # an error of a class unknown to the parent could not be read there
         raise RuntimeError(traceback.format_exc()) from None
 
 

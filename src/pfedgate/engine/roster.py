@@ -29,7 +29,7 @@ class Options:
     evaluate_every: int = 5  # rounds; the last one is always evaluated; 0 = never
     points: tuple[str, ...] = ("after_broadcast",)  # and "after_local": both are recorded under their names
     agg_norm: str = "sampled"  # average over sampled clients, or over "all" (others count as unchanged)
-    budget: Any = 1.0  # see budgets.budgets
+    budget: Any = 1.0  # see `budgets`
     stack: int | str = "auto"  # clients trained together where the algorithm can: a number, 0 = never
     device: str = "auto"
     novel: bool = True  # after training, adapt and score the clients held out
@@ -96,8 +96,8 @@ class Roster:
             raise ValueError("no client has training data")
         wanted = sample if isinstance(sample, int) else max(1, int(sample * len(able)))
         generator = np.random.default_rng(key(seed, "sample", round))
-        chosen = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
-        return [self.card(int(able[at])) for at in np.sort(chosen)]
+        places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
+        return [self.card(int(able[at])) for at in np.sort(places)]
 
 
 def _budget(federation: Federation, group: str, given: Any) -> Any:
@@ -116,9 +116,9 @@ def _budget(federation: Federation, group: str, given: Any) -> Any:
 
 def _sizes(federation: Federation, ids: Sequence[str]) -> Ints:
     """Training samples of every client; at once where the federation knows them without reading."""
-    sizes, known = getattr(federation, "sizes", None), getattr(federation, "ids", None)
-    if sizes is not None and known is not None:
-        by_id = dict(zip(known, sizes("train").tolist(), strict=True))
+    sizes, everyone = getattr(federation, "sizes", None), getattr(federation, "ids", None)
+    if sizes is not None and everyone is not None:
+        by_id = dict(zip(everyone, sizes("train").tolist(), strict=True))
         return np.array([by_id[client] for client in ids], dtype=np.int64)
     return np.array([federation.part(client, "train").n for client in ids], dtype=np.int64)
 
@@ -196,12 +196,10 @@ def _draw(shares: Mapping[float, float], ids: Sequence[str], seed: int) -> list[
 
 
 def _by_id(spec: Mapping[str, Any], ids: Sequence[str], where: str) -> list[Budget]:
-    chosen: list[Budget] = []
     for client in ids:
         if client not in spec and "default" not in spec:
             raise ValueError(f"{where} has no budget for client {client!r} and no 'default'")
-        chosen.append(_one(spec[client] if client in spec else spec["default"]))
-    return chosen
+    return [_one(spec[client] if client in spec else spec["default"]) for client in ids]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Exchange(Protocol):
         """Scores of personal models; changes nothing."""
 
     def close(self) -> None:
-        """Stop whatever was started."""
+        """Stop the processes it has started."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def choose_device(name: str) -> torch.device:
 
 
 class Engine:
-    """One run. Use `run`."""
+    """One run and its state on disk; `run` makes it."""
 
     def __init__(
         self,
@@ -154,14 +154,15 @@ class Engine:
             round = self._round(index, history)
             server, record, lines = self._train(reach, server, round)
             trained = time.perf_counter()
-            if self._due(index + 1):
+            every = options.evaluate_every
+            if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         if not scores and history and options.evaluate_every:
-            # Resumed after the last round: the scores were not kept, so take them again (it changes nothing).
+            # Resumed after the last round: scores are not in the checkpoint, so take them again (it changes nothing).
             scores = self._evaluate(reach, server, self._round(len(history) - 1, history[:-1]), {})
         return self._finish(reach, server, history, scores)
 
@@ -171,10 +172,6 @@ class Engine:
         factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
         total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
         return Round(index, self.options.rounds, self.options.seed, factor, total)
-
-    def _due(self, done: int) -> bool:
-        every = self.options.evaluate_every
-        return bool(every) and (done % every == 0 or done == self.options.rounds)
 
     def _chunks(self, cards: Sequence[Card]) -> list[list[Card]]:
         """Groups trained together. They depend on the cards alone, not on workers or on any order."""

@@ -29,7 +29,7 @@ Start = Callable[..., "Worker"]
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended without being told to."""
+    """A worker process ended before it was asked to."""
 
 
 @dataclass(frozen=True, eq=False)

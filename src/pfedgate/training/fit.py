@@ -29,7 +29,7 @@ Step = Callable[[Workspace, Batch], Tensor]
 
 @dataclass(frozen=True)
 class Fit:
-    """What training left behind."""
+    """The trained State, and how much work it took."""
 
     state: State
     loss: float  # mean over batches, each taken before its step
@@ -103,14 +103,14 @@ def _rows(
         whole -= whole % batch
     if whole == 0:
         return
-    made, epoch, key = 0, 0, local.key(stream)
-    while (steps is not None and made < steps) or (steps is None and epoch < (epochs or 0)):
+    count, epoch, key = 0, 0, local.key(stream)
+    while (steps is not None and count < steps) or (steps is None and epoch < (epochs or 0)):
         order = torch.from_numpy(orders([key], [n], epoch)[0]).to(local.device)
         for start in range(0, whole, batch):
-            if steps is not None and made >= steps:
+            if steps is not None and count >= steps:
                 return
             yield order[start : min(start + batch, whole)]
-            made += 1
+            count += 1
         epoch += 1
 
 
@@ -209,22 +209,22 @@ def scan(
 
     No sample is left out, whatever `task.drop_last` says.
     """
-    found: list[tuple[Tensor, Tensor]] = []
+    answers: list[tuple[Tensor, Tensor]] = []
     model.eval()
 
     @torch.no_grad()
     def step(batch: Batch) -> Tensor:
-        found.append((batch.rows, look(model(batch.x), batch.y)))
+        answers.append((batch.rows, look(model(batch.x), batch.y)))
         return batch.x.new_zeros(())
 
     loop(replace(task, drop_last=False), local, step, part=part, batch=task.eval_batch, epochs=1, stream="scan")
-    if not found:
+    if not answers:
         raise ValueError(f"client {local.card.id!r} has no samples to look at")
-    first = found[0][1]
-    seen = torch.empty((part.n, *first.shape[1:]), dtype=first.dtype, device=first.device)
-    for rows, values in found:
-        seen[rows] = values
-    return seen
+    first = answers[0][1]
+    ordered = torch.empty((part.n, *first.shape[1:]), dtype=first.dtype, device=first.device)
+    for rows, values in answers:
+        ordered[rows] = values
+    return ordered
 
 
 def forward_flops(task: Task, part: Part, local: Local) -> float:

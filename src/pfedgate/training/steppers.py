@@ -41,7 +41,7 @@ class Stepper:
             gradient.mul_((self.optim.clip / (norm + 1e-6)).clamp_(max=1.0))
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        """One step."""
+        """Move `vector` along `gradient`."""
         self.steps += 1
         if self.optim.name == "sgd":
             self._sgd(vector, gradient)
