@@ -36,7 +36,6 @@ from pfedgate.algorithms.pfedgate.tiles import BLOCKS, Tiles
 from pfedgate.core.modules import smallest_batch
 from pfedgate.core.state import inside, split, under
 from pfedgate.core.types import CPU, Card, Local, State, Update
-from pfedgate.gating.authors import deviations
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.selection.budget import Budget
@@ -179,11 +178,7 @@ class PFedGate(SendsTiles):
         """
         stepper = self._stepper(personal, local)
         stepper.recall(inside("optim/", private))
-        joint = "bi_level" not in (self._setting.deviations or ())
-        if not joint:
-            loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
-        step = personal.step if joint else personal.step_model
-        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
+        loss, _ = loop(self.task, local, lambda batch: personal.step(stepper, self.task.loss, batch, self._size))
         memory = stepper.memory() if self.task.optim.persist_momentum else {}
         return loss, personal.live_tiles(stepper, self._own), memory
 
@@ -221,10 +216,8 @@ class PFedGate(SendsTiles):
                           initial_scale=self.spread if around_one else 1.0,
                           ranking=self.ranking if self.variant is None else "random",
                           initial_bias=bias if around_one else 0.0)  # fmt: skip
-        if self.variant == "paper" and not self.deviations:
+        if self.variant is not None:
             options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
-        elif self.variant is not None:
-            return Setting(gate, deviations=deviations(self.variant, self.deviations))
         return Setting(gate, tuple(sorted(options.items())))
 
     def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:

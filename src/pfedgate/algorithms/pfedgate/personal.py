@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import pfedgate.gating.wrap as gating
 from pfedgate.algorithms.pfedgate.tiles import Tiles
 from pfedgate.core.modules import persistent_buffers
 from pfedgate.core.seeds import generator, seeded
 from pfedgate.core.state import flat, pick
 from pfedgate.core.types import Local, Loss, Optim, State, Task
-from pfedgate.gating.authors import AuthorsModel, authors_gate
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.start import rank
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.optimizer import LiveOptimizer
-from pfedgate.gating.plan_tiles import PlanTiles
+from pfedgate.gating.plan import PlanTiles
 from pfedgate.gating.selection.budget import Budget
+from pfedgate.gating.wrap import gate
 from pfedgate.training.fit import loop
 from pfedgate.training.workspace import Batch, flops_per_sample
 
@@ -39,18 +39,15 @@ class Setting:
 
     gate: GateConfig = field(default_factory=GateConfig)
     options: tuple[tuple[str, Any], ...] = ()  # the others, sorted: hashable, so that workspaces can be found again
-    deviations: frozenset[str] | None = None  # from the paper, as in the authors' code (see gating.authors)
 
-    def build(self, model: nn.Module, example: Tensor) -> gating.GatedModel:
-        if self.deviations is not None:
-            return authors_gate(model, example, self.deviations, self.gate)
-        return gating.gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
+    def build(self, model: nn.Module, example: Tensor) -> GatedModel:
+        return gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
 
 
 class Personal(nn.Module):
     """A gated model that knows where its numbers come from and counts what it spends."""
 
-    def __init__(self, gated: gating.GatedModel, task_model: Any) -> None:
+    def __init__(self, gated: GatedModel, task_model: Any) -> None:
         super().__init__()
         self.gated, self.task_model = gated, task_model
         self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
@@ -65,7 +62,7 @@ class Personal(nn.Module):
             own = {**dict(target.named_parameters()), **persistent_buffers(target)}
             for name, value in own.items():
                 value.copy_(pick(state, [name])[name])
-        self.gated.leaves, self.gated.last = None, None
+        self.gated.last = None
         self.gated.rebudget(budget)
         self.gated.train()
         self._clear()
@@ -142,8 +139,6 @@ class Personal(nn.Module):
     def live_tiles(self, optimizer: LiveOptimizer, without: frozenset[str] = frozenset()) -> Tensor:
         """Tiles that were live in at least one step, but for those of some parameters."""
         tiles = plan_tiles(self.gated.plan, without)
-        if isinstance(self.gated, AuthorsModel) and "dense_upload" in self.gated.chosen:
-            return torch.arange(tiles.count)
         kept = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
         return torch.from_numpy(tiles.live(kept))
 
@@ -233,7 +228,7 @@ def fresh_gate(personal: Personal, budget: Budget, seed: int, *path: str) -> Sta
     rank(gate, personal.gated.plan, budget, personal.gated.model)
     state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
     outputs = personal.gated.plan.class_blocks
-    if gate.config.initial_bias and gate.config.train_weights and outputs is not None:
+    if gate.config.initial_bias and outputs is not None:
         _offsets(state, gate.blocks)[torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
     return state
 
@@ -256,7 +251,7 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: flo
     logs = log_frequencies(labels, classes, ignore).to(gate["fc.bias"])
     if own.classes:
         gate["fc.bias"][-classes:] = logs
-    elif own.config.train_weights and blocks is not None:
+    elif blocks is not None:
         weights = 2 * torch.sigmoid(logs)  # M around 1, also where no sigmoid makes it
         start = {"linear": (weights - 1) / own.config.weight_range, "none": weights}.get(own.config.activation, logs)
         _offsets(gate, own.blocks)[torch.from_numpy(blocks).to(logs.device)] = start

@@ -29,16 +29,16 @@ class BatchNormRule(Rule):
                 raise CannotSlice("the units do not lie on the channel axis")
             if not module.affine:
                 raise CannotSlice("a norm without scale and shift moves zeros")
-            analysis.spaces.mark(held.parts, consumer="norm")
+            analysis.spaces.mark(held.segments, consumer="norm")
         self.out = held
-        parts = dense(module.num_features) if held is None else held.parts
-        analysis.claim(module.weight, {0: parts})
-        analysis.claim(module.bias, {0: parts})
+        segments = dense(module.num_features) if held is None else held.segments
+        analysis.claim(module.weight, {0: segments})
+        analysis.claim(module.bias, {0: segments})
 
     def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = run.module(self.place)
+        module = run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
-        index = None if self.out is None else run.index(self.out.parts)
+        index = None if self.out is None else run.index(self.out.segments)
         mean, var = module.running_mean, module.running_var
         moves = module.training and mean is not None
         factor = 0.0 if module.momentum is None else module.momentum
@@ -67,13 +67,13 @@ class LayerNormRule(Rule):
             last = len(analysis.shape(node)) - 1
             if held.axis != last or module.weight is None or len(module.normalized_shape) != 1:
                 raise CannotSlice("its scale and shift do not match the units")
-            analysis.spaces.mark(held.parts, consumer="norm")
+            analysis.spaces.mark(held.segments, consumer="norm")
         self.out = held
         for parameter in (module.weight, module.bias):
-            analysis.claim(parameter, {} if held is None else {0: held.parts})
+            analysis.claim(parameter, {} if held is None else {0: held.segments})
 
     def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, module = args[0], run.module(self.place)
+        x, module = args[0], run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
         if self.out is None or x.shape[-1] == self.out.length:
             return F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
@@ -96,15 +96,15 @@ class GroupNormRule(Rule):
         if held is not None:
             if held.axis != 1 or not module.affine:
                 raise CannotSlice("its scale and shift do not match the units")
-            analysis.spaces.mark(held.parts, consumer="norm")
+            analysis.spaces.mark(held.segments, consumer="norm")
         self.out = held
         for parameter in (module.weight, module.bias):
-            analysis.claim(parameter, {} if held is None else {0: held.parts})
+            analysis.claim(parameter, {} if held is None else {0: held.segments})
 
     def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, module = args[0], run.module(self.place)
+        x, module = args[0], run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
-        index = None if self.out is None else run.index(self.out.parts)
+        index = None if self.out is None else run.index(self.out.segments)
         if index is None:
             return F.group_norm(x, module.num_groups, weight, bias, module.eps)
         channels = module.num_channels // module.num_groups
