@@ -227,7 +227,7 @@ def test_flops_of_the_default_gate_are_small(name: str) -> None:
 
 def test_flops_of_a_large_gate_come_out_of_the_budget() -> None:
     model, x = build("mlp")
-    gated = pfedgate.gate(model, x, 0.5, gate={"max_flops": 1.0})
+    gated = pfedgate.gate(model, x, 0.5, gate={"pool": 6, "max_share": 9.0})
     dense = gated.plan.costs.dense()["flops"]
     assert gated.plan.gate_flops > 0.02 * dense
     assert gated.selector.limits["flops"] + gated.plan.gate_flops == pytest.approx(0.52 * dense)

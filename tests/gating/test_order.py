@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import pfedgate
 from pfedgate.gating.gate.config import GateConfig
-from pfedgate.gating.slicing.rules.elementwise import Pool, Same
+from pfedgate.gating.slicing.rules.operations import Pool, Same
 
 X = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 

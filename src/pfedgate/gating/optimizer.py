@@ -166,7 +166,8 @@ class LiveOptimizer(torch.optim.Optimizer):
                 held, count = self._buffers(parameter)
                 buffers.append(held)
                 counts.append(count)
-        self._clip(gradients)
+        if self.clip is not None:
+            _clip(gradients, self.clip)
         self._update(group, moving, gradients, buffers, counts)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -201,7 +202,7 @@ class LiveOptimizer(torch.optim.Optimizer):
     def _step_live(self) -> None:
         """A step of views of what is live: no copies of parameters or of their momentum."""
         last = self._passes[-1] if self._passes else None
-        leaves = {} if last is None else last.leaves or self._cut_gradients(last.live)
+        leaves = {} if last is None else last.leaves or self._cut_gradients(last.selection.live)
         names, gradients = [], []
         for name in self._parameters:  # clipping adds up in this order
             if name in leaves and (gradient := leaves[name].grad) is not None:
@@ -209,7 +210,7 @@ class LiveOptimizer(torch.optim.Optimizer):
                 gradients.append(gradient)
         if last is None or not gradients:
             raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
-        live = last.live
+        live = last.selection.live
         self.touched.add(live.mask.tobytes())
         if self._routes[0] is not live:
             self._routes = (live, {})
@@ -220,7 +221,8 @@ class LiveOptimizer(torch.optim.Optimizer):
                 routes[name] = self._route(name, live)
             if (factor := routes[name].factor) != 1.0:
                 gradient.mul_(factor)
-        self._clip(gradients)
+        if self.clip is not None:
+            _clip(gradients, self.clip)
         aside = [] if live.plan.axes or live.mask.all() else self._unowned(names, live)
         values, parts, buffers, counts = [], [], [], []
         for name, gradient in zip(names, gradients, strict=True):
@@ -295,7 +297,9 @@ class LiveOptimizer(torch.optim.Optimizer):
     ) -> None:  # fmt: skip
         """Torch's own step. `counts` may name one of Adam's counts several times, once for each view."""
         if self.name == "sgd":
-            momenta: list[Tensor | None] = [held[0] if held else None for held in buffers]
+            momenta: list[Tensor | None] = []
+            for held in buffers:
+                momenta.append(held[0] if held else None)
             sgd(
                 values, gradients, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
                 lr=group["lr"], dampening=0.0, nesterov=False, maximize=False, foreach=True,
@@ -311,10 +315,11 @@ class LiveOptimizer(torch.optim.Optimizer):
         for count in {id(count): count for count in steps}.values():
             count += 1
 
-    def _clip(self, gradients: list[Tensor]) -> None:
-        """Scale gradients to the norm, taken over one vector: the same bits however the vector is cut into tensors."""
-        if self.clip is not None and gradients:
-            length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-            factor = (self.clip / (length + 1e-6)).clamp_(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(factor)
+
+def _clip(gradients: list[Tensor], bound: float) -> None:
+    """Scale gradients to the norm, taken over one vector: the same bits however the vector is cut into tensors."""
+    if gradients:
+        length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        factor = (bound / (length + 1e-6)).clamp_(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)

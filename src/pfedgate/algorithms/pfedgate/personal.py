@@ -117,11 +117,6 @@ class Personal(nn.Module):
         self._count(batch)
         return value
 
-    def step_model(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
-        """One step of the model alone, under a gate that stands still."""
-        with _frozen(self.gated.gate):
-            return self.step(optimizer, loss, batch, size)
-
     def _backward(self, loss: Loss, batch: Batch, size: int | None) -> Tensor:
         """Gradients of the batch's mean loss; the loss, detached."""
         if size is None or batch.n <= size:

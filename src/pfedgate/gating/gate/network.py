@@ -111,7 +111,8 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> GateOutput:
         """M, G and the class shift for this batch (means over it), or for the client if that is the scope."""
-        return self.decide(self.remembered() if self.config.scope == "client" else self.read(x))
+        client = self.config.scope == "client"
+        return self.decide(self.remembered() if client else self.reader(x, self.fc.weight.dtype))
 
     def per_sample(self, x: Tensor) -> GateOutput:
         """The same before the mean over the batch: ``[N, L]`` and ``[N, classes]``."""

@@ -231,11 +231,6 @@ class Pass:
     selection: Selection
     leaves: dict[str, Tensor]  # live entries of theta that were read; empty where gradients go to theta itself
 
-    @property
-    def live(self) -> Live:
-        """What was live."""
-        return self.selection.live
-
 
 def constant(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """A tensor that may be kept: usable for training even if it was first needed under inference mode."""
