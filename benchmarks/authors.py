@@ -1,4 +1,4 @@
-"""pFedGate with the departures of the authors' released code from their paper: a switch each, to bracket published numbers.
+"""pFedGate with the departures of the authors' code from their paper: a switch each, to bracket published numbers.
 
 The base is `variant="paper"`: flat blocks, two paths, BatchNorm and sigmoid, one budget over all parameters, exact
 selection, straight-through for all blocks. Numbers are those of our notes.
@@ -21,8 +21,8 @@ D27   bi_level         an epoch of the gate, then one of the model (the program'
 
 `AUTHORS` are all of them but D27, which the published scripts switch off. Not switches here: D15 follows from D13, D14
 and D16 (at s = .3 one single mask is possible, at s = .1 the budget is broken); D19 is the paper's own design; D21 is
-`AuthorsModel.sparse_ratio`; D23 (dense execution) holds for all flat blocks; D28, the chain rule, is everybody's choice.
-The protocol (D1: scored after local training) is an option of the run: points = ("after_local",).
+`AuthorsModel.sparse_ratio`; D23 (dense execution) holds for all flat blocks; D28, the chain rule, is everybody's
+choice. The protocol (D1: scored after local training) is an option of the run: points = ("after_local",).
 
 `python benchmarks/authors.py --budget 0.5` runs the method on a small federation, as published and as released;
 `--switch D14` (several times) chooses single departures. `authors_gate` wraps one module.

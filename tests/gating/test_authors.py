@@ -1,4 +1,4 @@
-"""The authors' departures from their paper, in `benchmarks/authors.py`: all of them run, and published densities come out."""
+"""The authors' departures from their paper (`benchmarks/authors.py`): all run, and published densities come out."""
 
 from __future__ import annotations
 

@@ -203,12 +203,7 @@ def _by_module(model: nn.Module, blocks: int, smallest: float, keep_output: bool
 
 
 def _by_space(
-    network: Network,
-    shapes: dict[str, tuple[int, ...]],
-    how: str,
-    blocks: int,
-    smallest: float,
-    output_blocks: int,
+    network: Network, shapes: dict[str, tuple[int, ...]], how: str, blocks: int, smallest: float, output_blocks: int
 ) -> Split:
     named: list[Block] = []
     cuts: dict[int, Cut] = {}

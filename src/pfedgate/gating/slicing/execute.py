@@ -6,7 +6,7 @@ zero, `Sliced` gathers the live part of each parameter, runs smaller layers, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ class Sliced:
 
     def __init__(self, program: Program, live: Live, weights: Tensor, fetch: Fetch) -> None:
         self.program, self.live, self.device = program, live, weights.device
-        self.modules = program.modules
+        self.modules: Mapping[str, Any] = program.modules
         self._fetch = fetch
         self._parameters: dict[str, Tensor] = {}
         scales = live.scales.get((program.how, self.device)) or live.scales_for(program.how, self.device)
@@ -134,7 +134,8 @@ class Sliced:
         if scales.factor is not None:
             rows = rows * scales.factor.to(rows.dtype)
         # For each parameter, the vector that it is multiplied with along the axis of its blocks.
-        self._scales = dict(zip(scales.names, rows.split(scales.lengths), strict=True))  # type: ignore[no-untyped-call]
+        vectors: tuple[Tensor, ...] = rows.split(scales.lengths)  # type: ignore[no-untyped-call]
+        self._scales = dict(zip(scales.names, vectors, strict=True))
         self._divisors = scales.divisors
 
     # -- what rules ask for
