@@ -18,19 +18,9 @@ leaving units out is exact, `slicing/compact.py` writes a selection down as a pl
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pfedgate.gating.gate.config import GateConfig
-    from pfedgate.gating.model import GatedModel
-    from pfedgate.gating.optimizer import LiveOptimizer
-    from pfedgate.gating.plan import BlockPlan
-    from pfedgate.gating.selection.budget import Budget, InfeasibleBudget
-    from pfedgate.gating.slicing.compact import CannotCompact, compact
-    from pfedgate.gating.slicing.live import Pass, Selection
-    from pfedgate.gating.splitters import Block, Piece
-
-# The function `gate` is in `wrap`: `gating.gate` is the folder.
+# Loaded when first asked for. The function `gate` is in `wrap`: `gating.gate` is the folder.
 _HOMES = {
     "Block": "splitters",
     "BlockPlan": "plan",
@@ -45,21 +35,6 @@ _HOMES = {
     "Selection": "slicing.live",
     "compact": "slicing.compact",
 }
-
-__all__ = [
-    "Block",
-    "BlockPlan",
-    "Budget",
-    "CannotCompact",
-    "GateConfig",
-    "GatedModel",
-    "InfeasibleBudget",
-    "LiveOptimizer",
-    "Pass",
-    "Piece",
-    "Selection",
-    "compact",
-]
 
 
 def __getattr__(name: str) -> Any:

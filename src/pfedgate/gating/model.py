@@ -2,7 +2,7 @@
 
 A gated step: the gate reads the batch (`gate/`), the most important blocks that fit the budget are selected
 (`selection/`), what is live follows (`slicing/live.py`), and the model runs on it (`slicing/execute.py`). If there is a
-`LiveOptimizer`, it takes the `Pass`: the selection, and leaves that collect the gradients of what is live.
+`LiveOptimizer`, it takes the `Pass`: the selection, and leaves that collect the gradients of live entries.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class GatedModel(nn.Module):
         # The gate's decision is cut off from how it came about, so that the graph of each part can be freed.
         leaves = [value.detach().requires_grad_(value.requires_grad) for value in decided]
         run = self._runner(selection)
-        edges = np.linspace(0, len(x), -(-len(x) // size) + 1).astype(int).tolist()  # as even as can be
+        edges = np.linspace(0, len(x), -(-len(x) // size) + 1).astype(int).tolist()  # parts of nearly equal size
         for rows in itertools.starmap(slice, itertools.pairwise(edges)):
             yield rows, run(x[rows], *leaves)
         pairs = [(value, leaf.grad) for value, leaf in zip(decided, leaves, strict=True) if leaf.grad is not None]

@@ -51,7 +51,7 @@ class LiveOptimizer(torch.optim.Optimizer):
     gradients of theta and of the gate, separately. Weight decay applies to live entries of theta only.
 
     To torch it is an optimiser with two groups of parameters, theta and the gate: schedules of rates, `state_dict` and
-    `load_state_dict` work. But gradients of theta have the size of what is live and are not in `parameters().grad`, so
+    `load_state_dict` work. But gradients of theta have the size of the live part and are not in `parameters().grad`, so
     clip with `clip`, not with `clip_grad_norm_`, and scale no losses with a `GradScaler`.
 
     >>> import pfedgate
@@ -102,7 +102,7 @@ class LiveOptimizer(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         self._passes: list[Pass] = []  # since the last step: the last one, and the one before it
-        self._routes: tuple[Live | None, dict[str, Route]] = (None, {})  # of the last selection
+        self._routes: tuple[Live | None, dict[str, Route]] = (None, {})  # those of the last selection
         self.gated.give_passes_to(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class LiveOptimizer(torch.optim.Optimizer):
             yield f"gate/{index}", parameter
 
     def _step_live(self) -> None:
-        """A step of views of what is live: no copies of parameters or of their momentum."""
+        """A step on views of live entries: no copies of parameters or of their momentum."""
         last = self._passes[-1] if self._passes else None
         leaves = {} if last is None else last.leaves or self._cut_gradients(last.selection.live)
         names, gradients = [], []

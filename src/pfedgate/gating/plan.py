@@ -184,7 +184,7 @@ class BlockPlan:
         self.lives.clear()
 
     def live(self, mask: Bools) -> Live:
-        """What is live when these blocks are kept."""
+        """Live units and entries when these blocks are kept."""
         return self.lives[mask.tobytes()]
 
     def axis_blocks(self, segments: Segments) -> Ints:

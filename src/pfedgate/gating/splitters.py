@@ -1,6 +1,6 @@
 """Splitters: how a model's parameters become the L blocks that a gate weighs and a budget keeps or drops.
 
-`unit` (default)  whole output units with their bias and norm; what is dropped is neither computed nor read
+`unit` (default)  whole output units with their bias and norm; dropped ones are neither computed nor read
 `head`            attention heads and the hidden neurons of feed-forward layers; everything else is always kept
 `channel`         the inputs that a layer reads
 `flat`            the paper's operator-free rule: every tensor, flattened, in B pieces (cannot be skipped, only masked)
@@ -249,7 +249,7 @@ def _by_space(
 
 
 def _owner_axis(axes: Mapping[int, Segments], reads: int | None, how: str) -> int | None:
-    """Units own what they write. Heads, neurons and channels also own what is read of them."""
+    """Units own the weights that write them. Heads, neurons and channels also own those that read them."""
     cuttable = [axis for axis, segments in axes.items() if not is_dense(segments)]
     written = [axis for axis in cuttable if axis != reads]
     if written:

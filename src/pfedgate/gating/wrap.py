@@ -88,10 +88,8 @@ def gate(
     with torch.inference_mode(False):
         batch = _example(model, example)
         result, embedding = _check_runs(model, batch)
-        wiring = Wiring(
-            tuple(batch.shape), batch.dtype, split, blocks, smallest, keep_output, output_blocks,
-            execution, compensate, straight_through,
-        )  # fmt: skip
+        cutting = {"blocks": blocks, "smallest": smallest, "keep_output": keep_output, "output_blocks": output_blocks}
+        wiring = Wiring(tuple(batch.shape), batch.dtype, split, cutting, execution, compensate, straight_through)
         plan = wiring.plan(model, batch)
         # One number is meant to save work, too: the user hears if that is impossible, unless masks were asked for.
         named = isinstance(budget, Budget | Mapping) or budget == 1
@@ -108,16 +106,11 @@ def gate(
             if not isinstance(result, Tensor) or result.ndim != 2:
                 raise ValueError("GateConfig(shift=True) needs a model that returns logits of shape [batch, classes]")
             classes = int(result.shape[1])
+        flops = plan.costs.dense().get("flops", math.inf)
         private = Gate(
-            batch,
-            len(plan.blocks),
-            config,
-            model_size=plan.size,
-            model_flops=plan.costs.dense().get("flops", math.inf),
-            embedding=embedding,
-            classes=classes,
-            generator=generator,
-        )
+            batch, len(plan.blocks), config, model_size=plan.size, model_flops=flops,
+            embedding=embedding, classes=classes, generator=generator,
+        )  # fmt: skip
         parameter = next(model.parameters())
         private.to(parameter.device, torch.promote_types(parameter.dtype, torch.float32))
         gated = wiring.wrap(model, private, plan, budget)
@@ -132,28 +125,16 @@ class Wiring:
     shape: tuple[int, ...]
     dtype: torch.dtype
     split: str | Splitter
-    blocks: int
-    smallest: float
-    keep_output: bool
-    output_blocks: int
+    cutting: Mapping[str, Any]  # the options of `split_model`
     execution: str
     compensate: str
     straight_through: str
 
     def plan(self, model: nn.Module, batch: Tensor) -> BlockPlan:
         """Cut the model into blocks."""
-        split = split_model(
-            model,
-            batch,
-            self.split,
-            blocks=self.blocks,
-            smallest=self.smallest,
-            keep_output=self.keep_output,
-            output_blocks=self.output_blocks,
-        )
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         how = self.split if isinstance(self.split, str) else getattr(self.split, "__name__", "custom")
-        plan = BlockPlan(split, shapes, how)
+        plan = BlockPlan(split_model(model, batch, self.split, **self.cutting), shapes, how)
         plan.wiring = self
         if self.execution == "sliced" and not plan.sliceable:
             reason = plan.network.reason if plan.network is not None else f"{how} blocks cut through units"
@@ -171,16 +152,10 @@ class Wiring:
     def wrap(
         self, model: nn.Module, private: Gate, plan: BlockPlan, budget: float | Mapping[str, float | None] | Budget
     ) -> GatedModel:
-        """The gated model."""
-        return GatedModel(
-            model,
-            private,
-            plan,
-            budget,
-            execution="sliced" if plan.sliceable and self.execution != "masked" else "masked",
-            compensate=self.compensate,
-            straight_through=self.straight_through,
-        )
+        """The gated model of a plan."""
+        execution = "sliced" if plan.sliceable and self.execution != "masked" else "masked"
+        options = {"compensate": self.compensate, "straight_through": self.straight_through}
+        return GatedModel(model, private, plan, budget, execution=execution, **options)
 
     def again(self, model: nn.Module, private: Gate, budget: Budget, training: bool) -> GatedModel:
         """A pickled gated model: the plan is made anew, the numbers are as they were."""

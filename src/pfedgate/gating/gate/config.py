@@ -27,7 +27,7 @@ class GateConfig:
     ValueError: GateConfig.scope: unknown value 'batches': did you mean 'batch'? Known: batch, client, sample
     """
 
-    # Normalise the input: clients differ in brightness and contrast, the gate should see what is left.
+    # Normalise the input: clients differ in brightness and contrast, the gate should see the rest.
     pre_norm: bool = True
     # Over the L blocks; "batch" (the paper's BatchNorm) hides the batch from a gate that averages over it.
     post_norm: Literal["blocks", "batch", "none"] = "blocks"

@@ -1,4 +1,4 @@
-"""What the gate sees of a batch: a few pooled values per channel, normalised by every channel's mean and variance.
+"""The gate's view of a batch: a few pooled values per channel, normalised by every channel's mean and variance.
 
 Reading a batch has no parameters and needs no gradient, so its result may be computed once per data set and kept. The
 paper feeds all pixels to the gate, which would make it larger than the model (120 % on CIFAR-10); a coarse average of

@@ -24,11 +24,11 @@ from torch.nn import functional as F
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.features import EPS, POOLS, Features, Reader, SwitchableNorm, fold, kind_of
 
-FLOPS = 0.02  # of the gate, as a share of the model's; the plan takes FLOPs beyond that out of the budget
+FLOPS = 0.02  # the gate's free share of the model's FLOPs; the plan takes more out of the budget
 
 
 class GateOutput(NamedTuple):
-    """What the gate decides, ``[L]`` and ``[classes]`` for a batch; with a leading ``N`` per sample."""
+    """The gate's decision, ``[L]`` and ``[classes]`` for a batch; with a leading ``N`` per sample."""
 
     weights: Tensor  # M
     importance: Tensor  # G
@@ -101,7 +101,7 @@ class Gate(nn.Module):
 
     @property
     def size(self) -> int:
-        """Number of private parameters."""
+        """Number of parameters, all of them private."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
@@ -119,7 +119,7 @@ class Gate(nn.Module):
         return self.decide(self.read(x), mean=False)
 
     def read(self, x: Tensor) -> Features:
-        """What the gate sees of a batch. No parameter is involved: it may be kept for the next epoch."""
+        """The features of a batch. No parameter is involved: it may be kept for the next epoch."""
         return self.reader(x, self.fc.weight.dtype)
 
     def decide(self, seen: Features, *, mean: bool = True) -> GateOutput:
@@ -194,7 +194,7 @@ class Gate(nn.Module):
             fits = size <= config.max_share * self.model_size
             if fits and self._flops_with(reader) <= FLOPS * self.model_flops:
                 return reader
-        if fits:  # the plan takes what is too much from the budget
+        if fits:  # the plan takes the FLOPs beyond that from the budget
             return reader
         warnings.warn(
             f"the gate has {size:,} parameters, {size / self.model_size:.1%} of the model's "

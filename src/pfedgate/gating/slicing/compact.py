@@ -1,7 +1,7 @@
 """`compact(gated, data)`: one fixed selection of a gated model as a small plain module, for other runtimes.
 
 The rules that run a network on live units (`execute.Sliced`) are called once, on stand-ins for tensors that write down
-what is done to them as a plain `torch.fx.GraphModule`: torch's own layers, made smaller, and no gate. So there is one
+every operation as a plain `torch.fx.GraphModule`: torch's own layers, made smaller, and no gate. So there is one
 slicing, and the module does what it does. Weights are numbers by then: cut, and multiplied by M and by what makes up
 for missing inputs. Sizes of a batch stay open.
 """
@@ -177,7 +177,7 @@ class _Transcript(fx.Tracer):
         return tensor
 
     def parameter(self, tensor: Tensor) -> nn.Parameter | None:
-        """The parameter of these numbers; None for what is not a parameter of the model."""
+        """The parameter of these numbers; None for other tensors."""
         name = self.names.get(tensor.data_ptr(), "")
         parameter = self.parameters.get(name)
         if parameter is None or parameter.shape == tensor.shape:
@@ -267,7 +267,7 @@ class _Transcript(fx.Tracer):
 
 
 def _value(what: Any) -> Any:
-    """What a stand-in stands for."""
+    """The value that a stand-in stands for."""
     if isinstance(what, StandIn):
         return what.value
     return getattr(_value(what.root), what.attr) if isinstance(what, fx.proxy.Attribute) else what

@@ -54,7 +54,7 @@ def fetcher(live: Live, leaves: dict[str, Tensor] | None) -> Fetch:
     """How a pass reads the live entries of theta.
 
     Gradients go to theta itself, or to `leaves`, which the pass then fills: tensors of their own, whose gradients have
-    the size of what is live, not of the model.
+    the size of the live part, not of the model.
     """
     if not torch.is_grad_enabled():
         return lambda name, parameter: part(parameter.detach(), name, live)

@@ -1,4 +1,4 @@
-"""Values that follow from a choice of blocks: what is live (`Live`), the choice (`Selection`), what ran (`Pass`)."""
+"""Values that follow from a choice of blocks: live units and entries (`Live`), the decision (`Selection`), the `Pass`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def compensation(how: str, share: float) -> float:
 class Extent(NamedTuple):
     """Where the live entries of a parameter lie."""
 
-    rectangles: list[tuple[Slices, Slices]]  # (slices of the parameter, slices of what is left); blocks are runs
-    shape: tuple[int, ...]  # of what is left
+    rectangles: list[tuple[Slices, Slices]]  # (slices of the parameter, slices of the live part); blocks are runs
+    shape: tuple[int, ...]  # shape of the live part
     size: int  # number of live entries
     missing: tuple[tuple[int, Segments], ...]  # axes that lack something, the one that lacks most first
 
@@ -114,7 +114,7 @@ class Live:
         return 1.0 if axis is None or positions is None else len(positions) / self.plan.shapes[name][axis]
 
     def scales_for(self, how: str, device: torch.device) -> Scales:
-        """How to scale what is live, with compensation `how`; remembered in `scales`."""
+        """How to scale live entries, with compensation `how`; remembered in `scales`."""
         rows = {}
         for name, owner in self.plan.owners.items():
             block = owner.block
@@ -150,7 +150,7 @@ class Live:
 
     @cached_property
     def count(self) -> int:
-        """Number of live parameters."""
+        """Number of live parameters of the model."""
         if not self.plan.axes:
             return int(self.plan.sizes[self.mask].sum())
         return sum(extent.size for extent in self.extents.values())
@@ -184,7 +184,7 @@ class Live:
 
 
 class Lives(dict[bytes, Live]):
-    """What is live under a mask, by the mask's bytes; remembered, because selections repeat from batch to batch."""
+    """`Live` for a mask, by the mask's bytes; remembered, because selections repeat from batch to batch."""
 
     def __init__(self, plan: BlockPlan) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Selection:
 
     @property
     def units(self) -> dict[str, int]:
-        """Live units per layer."""
+        """Number of live units per layer."""
         return self.live.units
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from pfedgate.gating.slicing.axes import Layout, Segments, Space
+from pfedgate.gating.slicing.axes import Segments, Space
 
 if TYPE_CHECKING:
     from pfedgate.gating.slicing.analysis import Analysis
+    from pfedgate.gating.slicing.execute import Sliced
 
 Layouts = Any  # Layout | None, or nested tuples of them for nodes that return several tensors
 
@@ -56,22 +57,6 @@ class Activation:
     segments: Segments
 
 
-class Run(Protocol):
-    """One forward pass on live units, as rules see it (`execute.Sliced`; `compact.Transcription` writes one down)."""
-
-    modules: Mapping[str, Any]  # by their place in the model
-
-    def index(self, segments: Segments) -> Tensor | None: ...
-    def weight(self, name: str) -> Tensor: ...
-    def optional(self, name: str | None) -> Tensor | None: ...
-    def linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor: ...
-    def constant(self, place: str) -> Tensor: ...
-    def call(self, place: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def pick(self, x: Tensor, layout: Layout) -> Tensor: ...
-    def restore(self, x: Tensor, layout: Layout) -> Tensor: ...
-
-
 class Rule:
     """How one node of the graph is analysed (in the constructor) and run on live units (when called)."""
 
@@ -82,7 +67,7 @@ class Rule:
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         raise NotImplementedError
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
 

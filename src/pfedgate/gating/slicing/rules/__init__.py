@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,10 @@ from pfedgate.gating.slicing.rules.operations import (
     flat_layouts,
 )
 from pfedgate.gating.slicing.rules.sequences import AttentionRule, RecurrentRule
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run, describe, has_hooks
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
 
 Maker = Callable[[fx.Node, Analysis], Rule]
 
@@ -123,7 +126,7 @@ class Source(Rule):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         pass
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise AssertionError("the input is given, not computed")
 
 
@@ -148,7 +151,7 @@ class Attribute(Rule):
         else:
             analysis.claim(parameter, {})
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return run.constant(self.place) if self.name is None else run.weight(self.name)
 
 

@@ -7,14 +7,17 @@ read it skip the matching inputs. `run.weight(name)` is a parameter cut to its l
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, layout_of
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run
+from pfedgate.gating.slicing.steps import CannotSlice, Rule
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
 
 
 def parameter_names(analysis: Analysis, module: nn.Module) -> dict[str, str]:
@@ -40,7 +43,7 @@ def units_read(
 
 
 class LinearRule(Rule):
-    """Units are neurons."""
+    """A unit is a neuron of the layer."""
 
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         module = analysis.module(node)
@@ -56,7 +59,7 @@ class LinearRule(Rule):
         positions = math.prod(analysis.shape(node)[:-1])
         analysis.operation(str(node.target), 2.0 * positions * module.in_features * module.out_features, written, read)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = args[0]
         if self.inputs is not None:
             x = run.pick(x, Layout(self.axis, self.inputs))
@@ -101,7 +104,7 @@ class ConvRule(Rule):
         flops = 2.0 * math.prod(analysis.shape(node)) * (c_in // self.groups) * math.prod(module.kernel_size)
         analysis.operation(self.place, flops, written, read)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, module, groups = args[0], run.modules[self.place], self.groups
         weight, bias = run.weight(self.weight), run.optional(self.bias)
         if self.inputs is not None:
@@ -132,7 +135,7 @@ class EmbeddingRule(Rule):
         analysis.claim(module.weight, {1: written})
         self.out = layout_of(len(analysis.shape(node)) - 1, written)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = run.modules[self.place]
         weight = run.weight(self.weight)
         return F.embedding(args[0], weight, module.padding_idx, scale_grad_by_freq=module.scale_grad_by_freq)
@@ -152,5 +155,5 @@ class PReLURule(Rule):
         else:
             analysis.claim(module.weight, {0: held.segments})
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return F.prelu(args[0], run.weight(self.name))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import Layout, Segment, dense
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run, describe
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
 
 # Any product of one of these with a size differs from all others: strides tell axes apart.
 _STRIDES = (1_000_003, 1_000_033, 1_000_037, 1_000_039, 1_000_081, 1_000_099, 1_000_117)
@@ -25,7 +28,7 @@ class AsWritten(Rule):
         # A function that is neither torch's nor an operator: we do not look inside.
         self.foreign = node.target is not getattr and home.partition(".")[0] not in ("torch", "_operator")
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target: Any = self.target
         if self.op == "call_module":
             return run.call(target, args, kwargs)
@@ -59,7 +62,7 @@ class Pool(AsWritten):
         if self.out is not None and self.out.axis != len(analysis.shape(node.args[0])) - spatial - 1:
             raise CannotSlice("it pools along the axis of the units")
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         y: Tensor = super().__call__(run, args, kwargs)
         last = y.ndim == 4 and y.is_contiguous(memory_format=torch.channels_last) and not y.is_contiguous()
         if last and y.requires_grad and not torch._C._are_functorch_transforms_active():
@@ -68,7 +71,7 @@ class Pool(AsWritten):
 
 
 def _channels_last(gradient: Tensor) -> Tensor:
-    """In another layout, as flattening gives it, torch would copy what is pooled and its indices to work on them."""
+    """In another layout, as flattening gives it, torch would copy the pooled tensor and its indices to work on them."""
     return gradient.contiguous(memory_format=torch.channels_last)
 
 
@@ -128,7 +131,7 @@ class Multiply(AsWritten):
             self.pick = (1 - side, held.moved(axis))
         self.out = held
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.pick is not None:
             place, layout = self.pick
             args = tuple(run.pick(a, layout) if i == place else a for i, a in enumerate(args))
@@ -200,7 +203,7 @@ class Reshape(AsWritten):
         else:
             raise CannotSlice("the reshape mixes units with other positions")
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = args[0]
         if self.how == "merge":
             return x.flatten(self.axis)
@@ -240,7 +243,7 @@ class Move(AsWritten):
             raise CannotSlice("the units' axis cannot be followed")
         self.out = layout.moved(axes[0])
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.out is not None and self.expand:
             sizes = list(args[1]) if isinstance(args[1], tuple | list) else list(args[1:])
             sizes[self.out.axis] = -1  # the written size counts all units
@@ -295,7 +298,7 @@ class Item(Rule):
             raise CannotSlice("it picks some of the units by number")
         self.out = held.moved(held.axis - sum(isinstance(e, int) for e in entries[: held.axis]))
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0][args[1]]
 
 
@@ -313,7 +316,7 @@ class Field(Rule):
         elif self.held is not None and self.field not in ("shape", *self.facts):
             raise CannotSlice(f".{self.field} has no rule")
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.field == "shape" and isinstance(self.held, Layout):
             return full_shape(args[0], self.held)
         return getattr(args[0], self.field)
@@ -328,7 +331,7 @@ class Size(Rule):
         self.held = analysis.tensor_layout(node.args[0])
         self.rank = str(node.target) == "dim"
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.rank:
             return args[0].dim()
         shape = args[0].shape if self.held is None else full_shape(args[0], self.held)
@@ -353,7 +356,7 @@ class Output(Rule):
                 analysis.spaces.mark(held.segments, output=True)
                 analysis.note(node, f"the result of {describe(source)} leaves the network, so it is completed")
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,10 @@ from torch import Tensor, fx
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, layout_of
 from pfedgate.gating.slicing.rules.layers import parameter_names, units_read
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run
+from pfedgate.gating.slicing.steps import CannotSlice, Rule
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
 
 _RECURRENT: dict[str, Any] = {
     "LSTM": torch.lstm,
@@ -61,7 +64,7 @@ class AttentionRule(Rule):
         self.segments = (read, inner, written)
         self.size, self.out = width // heads, (layout_of(2, written), None)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = run.modules[self.place]
         if all(run.index(segments) is None for segments in self.segments):
             return run.call(self.place, args, kwargs)  # nothing is missing: the module itself, bit for bit
@@ -121,7 +124,7 @@ class RecurrentRule(Rule):
         state = layout_of(2, self.segments[-1]) if module.num_layers == 1 else None
         self.out = (layout_of(2, read), (state, state) if module.mode == "LSTM" else state)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, x = run.modules[self.place], args[0]
         if all(run.index(segments) is None for segments in (self.read, *self.segments)):
             return run.call(self.place, args, kwargs)
