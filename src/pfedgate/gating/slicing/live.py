@@ -1,4 +1,4 @@
-"""Values that follow from a choice of blocks: live units and entries (`Live`), the decision (`Selection`), the `Pass`."""
+"""Values that follow from a choice of blocks: live units and entries (`Live`), the decision (`Selection`), a `Pass`."""
 
 from __future__ import annotations
 
