@@ -171,10 +171,6 @@ class BlockPlan:
             self._choices[budget] = selector.solver == "everything fits" or selector.reachable_masks(2) > 1
         return self._choices[budget]
 
-    def reachable_masks(self, budget: float | Mapping[str, float | None] | Budget, limit: int = 10**6) -> int:
-        """How many different selections are possible under a budget, counted up to `limit`."""
-        return self.selector(budget).reachable_masks(limit)
-
     def add_latency(self, terms: tuple[Term, ...]) -> None:
         """Make latency a resource that can be bound, by terms measured on this device (see `latency.py`)."""
         others = tuple(term for term in self.costs.terms if term.resource != "latency_ms")

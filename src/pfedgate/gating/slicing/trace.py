@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import Layout
 from pfedgate.gating.slicing.rules import Restore, choose, joins
-from pfedgate.gating.slicing.rules.operations import Pool, Same
+from pfedgate.gating.slicing.rules.operations import PoolRule, Same
 from pfedgate.gating.slicing.steps import (
     Activation,
     Arguments,
@@ -179,7 +179,7 @@ def pool_first(graph: fx.Graph, program: Mapping[str, Rule], modules: Mapping[st
     same place, elsewhere both send nothing. A ReLU after a 2 x 2 pool reads and writes a quarter of the numbers.
     """
     for pool in list(graph.nodes):
-        if isinstance(program[pool.name], Pool) and _is(pool, modules, _MAX_POOL, _MAX_POOLS):
+        if isinstance(program[pool.name], PoolRule) and _is(pool, modules, _MAX_POOL, _MAX_POOLS):
             relu = pool.args[0] if pool.args else None
             if isinstance(relu, fx.Node) and _may_move(relu, program, modules):
                 source = relu.args[0]

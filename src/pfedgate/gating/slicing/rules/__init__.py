@@ -16,24 +16,9 @@ from torch import fx, nn
 
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import dense, layout_of
+from pfedgate.gating.slicing.rules import operations as op
 from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
 from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule
-from pfedgate.gating.slicing.rules.operations import (
-    Add,
-    AsWritten,
-    Concatenate,
-    Field,
-    Item,
-    Move,
-    Multiply,
-    Output,
-    Pool,
-    Reduce,
-    Reshape,
-    Same,
-    Size,
-    flat_layouts,
-)
 from pfedgate.gating.slicing.rules.sequences import AttentionRule, RecurrentRule
 from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
 
@@ -78,28 +63,28 @@ LAYERS: dict[type[nn.Module], Maker] = {
     nn.MultiheadAttention: AttentionRule,
     **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), RecurrentRule),
     nn.PReLU: PReLURule,
-    nn.Flatten: Reshape,
-    **dict.fromkeys(ZERO_MODULES, Same),
+    nn.Flatten: op.Reshape,
+    **dict.fromkeys(ZERO_MODULES, op.Same),
 }
 _FUNCTIONS: dict[Any, Maker] = {
-    **dict.fromkeys(ZERO_FUNCTIONS, Same),
-    **dict.fromkeys((torch.flatten, torch.reshape), Reshape),
-    **dict.fromkeys((torch.transpose, torch.permute, torch.unsqueeze, torch.squeeze, torch.movedim), Move),
-    **dict.fromkeys((torch.mean, torch.sum, torch.amax, torch.amin, torch.max, torch.min), Reduce),
-    **dict.fromkeys((operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub), Add),
-    **dict.fromkeys((operator.mul, operator.imul, torch.mul, operator.truediv, torch.div), Multiply),
-    **dict.fromkeys((torch.cat, torch.concat), Concatenate),
-    operator.getitem: Item,
-    getattr: Field,
+    **dict.fromkeys(ZERO_FUNCTIONS, op.Same),
+    **dict.fromkeys((torch.flatten, torch.reshape), op.Reshape),
+    **dict.fromkeys((torch.transpose, torch.permute, torch.unsqueeze, torch.squeeze, torch.movedim), op.Move),
+    **dict.fromkeys((torch.mean, torch.sum, torch.amax, torch.amin, torch.max, torch.min), op.Reduce),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub), op.Add),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, operator.truediv, torch.div), op.Multiply),
+    **dict.fromkeys((torch.cat, torch.concat), op.Concatenate),
+    operator.getitem: op.Item,
+    getattr: op.Field,
 }
 _METHODS: dict[str, Maker] = {
-    **dict.fromkeys(ZERO_METHODS, Same),
-    **dict.fromkeys(("flatten", "view", "reshape"), Reshape),
-    **dict.fromkeys(("transpose", "permute", "unsqueeze", "squeeze", "expand", "movedim", "t"), Move),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min"), Reduce),
-    **dict.fromkeys(("add", "add_", "sub", "sub_"), Add),
-    **dict.fromkeys(("mul", "mul_", "div", "div_"), Multiply),
-    **dict.fromkeys(("size", "dim"), Size),
+    **dict.fromkeys(ZERO_METHODS, op.Same),
+    **dict.fromkeys(("flatten", "view", "reshape"), op.Reshape),
+    **dict.fromkeys(("transpose", "permute", "unsqueeze", "squeeze", "expand", "movedim", "t"), op.Move),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min"), op.Reduce),
+    **dict.fromkeys(("add", "add_", "sub", "sub_"), op.Add),
+    **dict.fromkeys(("mul", "mul_", "div", "div_"), op.Multiply),
+    **dict.fromkeys(("size", "dim"), op.Size),
 }
 
 
@@ -155,7 +140,7 @@ class Attribute(Rule):
         return run.constant(self.place) if self.name is None else run.weight(self.name)
 
 
-class Restore(AsWritten):
+class Restore(op.AsWritten):
     """Runs a node on complete tensors: the fallback that is always right."""
 
     full = True
@@ -167,7 +152,7 @@ class Restore(AsWritten):
             analysis.claim(parameter, {})
         if own:
             analysis.note(node, f"kept whole: {reason}")
-        elif any(flat_layouts(analysis.layout(source)) for source in node.all_input_nodes):
+        elif any(op.flat_layouts(analysis.layout(source)) for source in node.all_input_nodes):
             analysis.note(node, reason)
         if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
             analysis.operation(describe(node), flops, dense(1), dense(1))
@@ -175,7 +160,7 @@ class Restore(AsWritten):
 
 def joins(rule: Rule) -> bool:
     """Whether all arguments of a node may flow into its result alike."""
-    return isinstance(rule, Add | Concatenate | Multiply | Restore)
+    return isinstance(rule, op.Add | op.Concatenate | op.Multiply | Restore)
 
 
 def _find(node: fx.Node, analysis: Analysis) -> Rule:
@@ -184,7 +169,7 @@ def _find(node: fx.Node, analysis: Analysis) -> Rule:
     if node.op == "get_attr":
         return Attribute(node, analysis)
     if node.op == "output":
-        return Output(node, analysis)
+        return op.Output(node, analysis)
     if node.op == "call_module":
         return _module(node, analysis)
     if not node.args:
@@ -196,7 +181,7 @@ def _find(node: fx.Node, analysis: Analysis) -> Rule:
             return rule(node, analysis)
         raise CannotSlice(f".{node.target}() has no rule, so zeros are not known to stay zero")
     if node.target in POOL_FUNCTIONS:
-        return Pool(node, analysis, POOL_FUNCTIONS[node.target])
+        return op.PoolRule(node, analysis, POOL_FUNCTIONS[node.target])
     if (function := _FUNCTIONS.get(node.target)) is not None:
         return function(node, analysis)
     raise CannotSlice(f"{getattr(node.target, '__name__', node.target)} has no rule: f(0) may differ from 0")
@@ -207,7 +192,7 @@ def _module(node: fx.Node, analysis: Analysis) -> Rule:
     if has_hooks(module):
         raise CannotSlice("hooks run around it")
     if type(module) in POOL_MODULES:
-        return Pool(node, analysis, POOL_MODULES[type(module)])
+        return op.PoolRule(node, analysis, POOL_MODULES[type(module)])
     if type(module) not in LAYERS:
         raise CannotSlice(f"{type(module).__name__} has no rule, so zeros are not known to stay zero")
     if not node.args and not isinstance(module, nn.MultiheadAttention):

@@ -51,7 +51,7 @@ class Same(AsWritten):
         self.view = bool(inplace) or name in ("Identity", "contiguous", "detach", "to", "type_as", "float", "double")
 
 
-class Pool(AsWritten):
+class PoolRule(AsWritten):
     """Works on each channel alone: a channel of zeros stays zero."""
 
     def __init__(self, node: fx.Node, analysis: Analysis, spatial: int) -> None:
