@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ EPS = 1e-5
 MOMENTUM = 0.1
 
 _KINDS = {2: "flat", 3: "sequence", 4: "image", 5: "volume"}
+_POOLING: tuple[Callable[..., Tensor], ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 
 
 class Features(NamedTuple):
@@ -149,11 +151,7 @@ def hashed(tokens: Tensor, width: int = HASHED) -> Tensor:
 
 def _average(x: Tensor, cells: tuple[int, ...]) -> Tensor:
     """Adaptive average pooling of everything after the channels."""
-    if tuple(x.shape[2:]) == cells:
-        return x
-    pool: tuple[object, ...] = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
-    result: Tensor = pool[len(cells) - 1](x, cells)  # type: ignore[operator]
-    return result
+    return x if tuple(x.shape[2:]) == cells else _POOLING[len(cells) - 1](x, cells)
 
 
 def _read_image(x: Tensor, cells: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
