@@ -22,7 +22,7 @@ from pfedgate.core.mergers import merge
 from pfedgate.core.state import flat, pick
 from pfedgate.core.types import CPU, Card, Local, Optim, Round, Task, Update
 from pfedgate.engine import server as engine
-from pfedgate.gating import timing
+from pfedgate.gating import latency
 from pfedgate.gating.gate.config import GateConfig
 
 
@@ -253,7 +253,7 @@ def test_microbatches_are_parts_of_a_batch(task: Task) -> None:
 
 def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     """The gate's FLOPs beyond 2 % come out of a client's budget too; selectors are made once per budget."""
-    personal = workspace(task, Setting(GateConfig(pool=8, features="patches", max_share=9.0)), CPU)
+    personal = workspace(task, Setting(GateConfig(pool=8, max_share=9.0, scope="batch")), CPU)
     plan, model = personal.gated.plan, make(task).init_server(0)
     dense = plan.costs.dense()["flops"]
     assert plan.gate_flops > 0.02 * dense
@@ -305,7 +305,7 @@ def test_a_client_may_have_a_latency_budget(
     task: Task, federation: data.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(timing, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
+    monkeypatch.setattr(latency, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
     algorithm = make(task, blocks=9)  # a workspace of its own: a plan keeps what was measured
     one = replace(local(federation), card=Card("a", 10, {"latency_ms": 1.6}))
     got = algorithm.init_server(0)

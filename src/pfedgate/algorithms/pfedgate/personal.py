@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import pfedgate.gating.wrap as gating
 from pfedgate.algorithms.pfedgate.tiles import Tiles
 from pfedgate.core.modules import persistent_buffers
 from pfedgate.core.seeds import generator, seeded
@@ -25,9 +24,11 @@ from pfedgate.core.state import flat, pick
 from pfedgate.core.types import Example, Local, Loss, Optim, State, Task
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.start import rank
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.optimizer import LiveOptimizer
-from pfedgate.gating.plan_tiles import PlanTiles
+from pfedgate.gating.plan import PlanTiles
 from pfedgate.gating.selection.budget import Budget
+from pfedgate.gating.wrap import gate
 from pfedgate.training.fit import loop
 from pfedgate.training.workspace import Batch, flops_per_sample
 
@@ -39,14 +40,14 @@ class Setting:
     gate: GateConfig = field(default_factory=GateConfig)
     options: tuple[tuple[str, Any], ...] = ()  # the others, sorted: hashable, so that workspaces can be found again
 
-    def build(self, model: nn.Module, example: Tensor) -> gating.GatedModel:
-        return gating.gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
+    def build(self, model: nn.Module, example: Tensor) -> GatedModel:
+        return gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
 
 
 class Personal(nn.Module):
     """A gated model that knows where its numbers come from and counts what it spends."""
 
-    def __init__(self, gated: gating.GatedModel, task_model: Any) -> None:
+    def __init__(self, gated: GatedModel, task_model: Any) -> None:
         super().__init__()
         self.gated, self.task_model = gated, task_model
         self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
@@ -61,7 +62,7 @@ class Personal(nn.Module):
             own = {**dict(target.named_parameters()), **persistent_buffers(target)}
             for name, value in own.items():
                 value.copy_(pick(state, [name])[name])
-        self.gated.leaves, self.gated.last = None, None
+        self.gated.last = None
         self.gated.rebudget(budget)
         self.gated.train()
         self._clear()
@@ -207,7 +208,7 @@ def fresh_gate(personal: Personal, budget: Budget, seed: int, *path: str) -> Sta
     rank(gate, personal.gated.plan, budget, personal.gated.model)
     state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
     outputs = personal.gated.plan.class_blocks
-    if gate.config.initial_bias and gate.config.train_weights and outputs is not None:
+    if gate.config.initial_bias and outputs is not None:
         _offsets(state, gate.blocks)[torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
     return state
 
@@ -230,7 +231,7 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
     logs = log_frequencies(labels, classes).to(gate["fc.bias"])
     if own.classes:
         gate["fc.bias"][-classes:] = logs
-    elif own.config.train_weights and blocks is not None:
+    elif blocks is not None:
         weights = 2 * torch.sigmoid(logs)  # M around 1, also where no sigmoid makes it
         start = {"linear": (weights - 1) / own.config.weight_range, "none": weights}.get(own.config.activation, logs)
         _offsets(gate, own.blocks)[torch.from_numpy(blocks).to(logs.device)] = start
