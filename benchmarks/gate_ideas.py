@@ -20,12 +20,12 @@ from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.algorithms.pfedgate.personal import Personal, Setting
 from pfedgate.core.seeds import generator
 from pfedgate.core.types import CPU, Local, State, Update
-from pfedgate.gating.gate.features import Features, Reader
+from pfedgate.gating.gate.features import Features, Reader, _average
 from pfedgate.gating.gate.network import GateOutput
-from pfedgate.gating.model import GatedModel, Selection
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.selection.budget import Budget
-from pfedgate.gating.slicing.live import Live
+from pfedgate.gating.slicing.live import Live, Selection
 
 UNITS = 4  # of the first layer, that a gate may read
 
@@ -42,6 +42,30 @@ class FirstLayer(Reader):
         with torch.no_grad():
             seen = nn.functional.conv2d(x, self.layer.weight[:UNITS], self.layer.bias[:UNITS])
             return super().__call__(seen.relu_(), dtype)
+
+
+class Patches(Reader):
+    """Adds the standard deviation within every pooling cell to its mean: twice the features."""
+
+    def __init__(self, example: Tensor, pool: int, **options: Any) -> None:
+        super().__init__(example, pool, **options)
+        if self.kind != "flat":
+            self.positions *= 2
+            self.features *= 2
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Features:
+        seen = super().__call__(x, dtype)
+        if self.kind == "flat":
+            return seen
+        # Around the channel's mean, so that a large offset does not eat the digits of the spread.
+        centred = self._channels_first(x).to(dtype) - seen.mean.reshape(*seen.mean.shape, *[1] * (x.dim() - 2))
+        variance = _average(centred.square(), self.cells).flatten(2) - (seen.pooled - seen.mean.unsqueeze(2)).square()
+        spread = variance.clamp(min=0).sqrt() + seen.mean.unsqueeze(2)  # the norm takes this mean off
+        return seen._replace(pooled=torch.cat([seen.pooled, spread], 2))
+
+
+READERS = {"first layer": FirstLayer, "patches": Patches}
 
 
 # What gradients of W are multiplied with, by live shares of a layer's inputs and units. W' = W / sqrt(inputs), so the
@@ -128,17 +152,19 @@ class Tried(PFedGate):
         return personal
 
     def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
-        if self.features != "first layer":
+        if self.features not in READERS:
             return super()._workspace(device, setting)
-        with mock.patch("pfedgate.gating.gate.network.Reader", FirstLayer):
+        with mock.patch("pfedgate.gating.gate.network.Reader", READERS[self.features]):
             personal = super()._workspace(device, setting)
-        personal.gated.gate.reader.layer = next(m for m in personal.gated.model.modules() if isinstance(m, nn.Conv2d))
+        if self.features == "first layer":
+            layer = next(m for m in personal.gated.model.modules() if isinstance(m, nn.Conv2d))
+            personal.gated.gate.reader.layer = layer
         return personal
 
     @property
     def _setting(self) -> Setting:
         usual = super()._setting
         options = tuple(sorted({**dict(usual.options), "keep_output": self.keep_output}.items()))
-        if self.features == "first layer":  # more room than usual, and thereby a workspace of its own
-            return replace(usual, gate=replace(usual.gate, max_share=0.25), options=options)
-        return replace(usual, gate=replace(usual.gate, features=self.features), options=options)
+        # More room than usual, and thereby a workspace of its own.
+        room = {"first layer": 0.25, "patches": 0.0631}.get(self.features, usual.gate.max_share)
+        return replace(usual, gate=replace(usual.gate, max_share=room), options=options)

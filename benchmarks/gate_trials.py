@@ -17,6 +17,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from torch import nn
 
 from gate_ideas import Tried
 from pfedgate import algorithms, data, models
+from pfedgate.config.sections import GONE, RENAMED
 from pfedgate.core.types import Optim, Task
 from pfedgate.engine import server as engine
 from pfedgate.engine.endpoint import Scored
@@ -250,6 +252,20 @@ def federation(name: str, data_dir: str | None, seed: int = 0) -> data.Federatio
     )
 
 
+def built(method: str, task: Task, options: dict[str, Any]) -> Any:
+    """The algorithm of a trial. Trials keep the names that options had when they were run."""
+    if not method.startswith("pfedgate"):
+        return algorithms.build(method, task, **options)
+    renamed, gone = RENAMED["algorithm.pfedgate"], GONE["algorithm.pfedgate"]
+    for name in options.keys() & gone.keys():
+        raise SystemExit(f"{name} is gone ({gone[name][1]}): this trial needs commit 647a3d2")
+    options = {renamed.get(name, name): value for name, value in options.items()}
+    if method == "pfedgate":
+        return algorithms.build(method, task, **options)
+    switches = {name.removeprefix("gate."): options.pop(name) for name in [*options] if name.startswith("gate.")}
+    return Tried(task, gate=replace(algorithms.options("pfedgate")["gate"], **switches), **options)
+
+
 def run(
     trial: Trial,
     data_dir: str | None,
@@ -275,7 +291,7 @@ def run(
         epochs=epochs,
     )
     started, curve = time.process_time(), []
-    algorithm = Tried(task, **options) if method == "pfedgate_tried" else algorithms.build(method, task, **options)
+    algorithm = built(method, task, options)
     how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20, seed=seed)
     result = engine.run(
         algorithm, fed, how,

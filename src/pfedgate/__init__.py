@@ -7,11 +7,13 @@ pfedgate.run("recipes/digits.toml")           a federated run from a recipe; the
 
 from pfedgate.experiment import resume, run
 from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.selection.budget import Budget, InfeasibleBudget
 from pfedgate.gating.slicing.compact import CannotCompact, compact
+from pfedgate.gating.slicing.live import Selection
 from pfedgate.gating.splitters import Block, Piece
-from pfedgate.gating.wrap import GatedModel, Selection, gate
+from pfedgate.gating.wrap import gate
 
 __version__ = "0.1.0"
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from pfedgate import algorithms, models
-from pfedgate.config import catalogue
+from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.types import Example, Federation, Task

@@ -12,8 +12,7 @@ from tests.algorithms.toys import build, clusters, local, normed_mlp, plain_mlp,
 from torch.func import functional_call
 
 from pfedgate import data, models
-from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place
-from pfedgate.algorithms.pfedhn.hyper import generate, new_hyper, pull_back
+from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place, generate, new_hyper, pull_back
 from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, flat, inside, shapes, unflat
@@ -126,15 +125,6 @@ def test_only_the_rounds_vectors_move() -> None:
     assert not torch.equal(first[_place(ones[0].card)], second[_place(ones[0].card)])
     assert sum(name.startswith(VECTOR) for name in second) == 3
     assert any(name.startswith(MOMENTUM) for name in second)
-
-
-def test_the_order_of_clients_does_not_matter() -> None:
-    algorithm, federation = make(), clusters()
-    server = algorithm.init_server(0)
-    ones = [local(federation, name) for name in ("c0", "c1", "c2")]
-    sent = [(one.card, algorithm.train(algorithm.send(server, one.card, one.round), {}, one)[0]) for one in ones]
-    forth, back = merge(algorithm.merger(server, Round()), sent), merge(algorithm.merger(server, Round()), sent[::-1])
-    torch.testing.assert_close(forth, back, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_train_what_they_got_as_in_fedavg() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pfedgate.config import recipe as config
-from pfedgate.config.options import RecipeError
+from pfedgate.core.errors import RecipeError
 from pfedgate.deploy import FlowerMissing, need_flower, settings
 from pfedgate.deploy import states as state
 from pfedgate.deploy import template as init

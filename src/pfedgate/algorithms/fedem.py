@@ -67,7 +67,7 @@ class FedEM(Algorithm):
         return server
 
     def init_client(self, got: State, local: Local) -> State:
-        """All components alike."""
+        """A mixture of all components alike."""
         return {"pi": torch.full((self.components,), 1 / self.components)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -106,7 +106,7 @@ class FedEM(Algorithm):
         return torch.stack(columns, dim=1)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's mixture."""
+        """The client's mixture of the components."""
         models = [module(self.task, inside(f"{m}/", got)) for m in range(self.components)]
         return Mixture(models, private["pi"])
 
@@ -120,7 +120,7 @@ class Mixture(nn.Module):
         self.register_buffer("pi", pi)
 
     def forward(self, x: Tensor) -> Tensor:
-        """log Σ_m pi_m·softmax(h_m(x))."""
+        """The mixture log Σ_m pi_m·softmax(h_m(x)), stable for small shares."""
         scores = torch.stack([model(x).log_softmax(-1) for model in self.models])
         assert isinstance(self.pi, Tensor)
         log_pi = self.pi.clamp_min(LEAST).log().view(-1, *[1] * (scores.ndim - 1))

@@ -24,7 +24,7 @@ from pfedgate.training.fit import fit
 class FedProx(Algorithm):
     """FedAvg held near the received model."""
 
-    mu: float = 0.1  # what FedEM's search chose on EMNIST and CIFAR-100; 0.05 and 1 elsewhere
+    mu: float = 0.1  # FedEM's search chose it on EMNIST and CIFAR-100; 0.05 and 1 elsewhere
 
     paper: ClassVar[str] = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"mu": (0.01, 0.05, 0.1, 0.5, 1.0)}

@@ -17,8 +17,8 @@ adapts on *test* batches at evaluation; this one cannot see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms import register
-from pfedgate.algorithms.private_parts import aside
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import module
-from pfedgate.core.state import inside, under
+from pfedgate.core.seeds import seeded
+from pfedgate.core.state import clone, inside, under
 from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import Batch, Workspace, fit, read
 from pfedgate.training.steppers import Stepper
@@ -48,7 +48,7 @@ class PerFedAvg(Algorithm):
     order: str = "first"  # "first", "hf" or "exact": twice, four and about five times FedAvg's work
     alpha: float = 0.01  # the personal step; the paper's
     beta: float | None = None  # the meta-step; None: the task's rate, so that it is tuned like any other
-    delta: float = 1e-3  # of the finite difference, relative to ‖w‖/‖g‖
+    delta: float = 1e-3  # width of the finite difference, relative to ‖w‖/‖g‖
     adapt_steps: int = 1  # personal steps before prediction; the paper's
 
     paper: ClassVar[str] = (
@@ -77,7 +77,7 @@ class PerFedAvg(Algorithm):
         def step(work: Workspace, batch: Batch) -> Tensor:
             nonlocal count
             w = work.flat.clone()
-            with aside(work, local, "inner", count):
+            with _aside(work, local, "inner", count):
                 work.gradient(draw(), self.task.loss)
             stepper.clip(work.grad)
             work.flat.add_(work.grad, alpha=-self.alpha)
@@ -85,7 +85,7 @@ class PerFedAvg(Algorithm):
             stepper.clip(work.grad)
             direction = work.grad.clone()
             if self.order != "first":
-                curved = self._hessian(work, w, direction, draw(), partial(aside, work, local, "curvature", count))
+                curved = self._hessian(work, w, direction, draw(), partial(_aside, work, local, "curvature", count))
                 direction.add_(curved, alpha=-self.alpha)
             work.flat.copy_(w)
             stepper.step(work.flat, direction)
@@ -135,5 +135,15 @@ def exact_product(work: Workspace, g: Tensor, batch: Batch, loss: Any) -> Tensor
     work.gradients += 3 * batch.n
     if not product.requires_grad:
         return torch.zeros_like(g)
-    found = torch.autograd.grad(product, given, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1) for part in found])
+    columns = torch.autograd.grad(product, given, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1) for part in columns])
+
+
+@contextmanager
+def _aside(work: Workspace, local: Local, purpose: str, count: int) -> Iterator[None]:
+    """Passes beside the main one: it notices them neither in its buffers nor in its random numbers (dropout)."""
+    buffers = clone(work.buffers)
+    with seeded(local.round.seed, "dropout", purpose, local.round.index, local.card.id, count):
+        yield
+    for name, value in buffers.items():
+        work.buffers[name].copy_(value)

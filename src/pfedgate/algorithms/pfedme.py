@@ -43,9 +43,9 @@ class PFedMe(Algorithm):
     inner_steps: int = 5  # K, on each batch; official
     inner_lr: float | None = None  # eta_p, official .01 to .1; None: the task's, at most 1/lam (beyond it overshoots)
     outer_lr: float | None = None  # eta, of w_i; official .005 to .01; None: .9/lam, nearly all the way to theta
-    beta: float = 1.0  # of the server; official 1, tuned 2
+    beta: float = 1.0  # the server's step towards the mean; official 1, tuned 2
     personal: bool = True  # False scores the shared w instead ("GM" in the paper)
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes"
     shares: ClassVar[str] = "the whole model w"

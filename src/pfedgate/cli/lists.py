@@ -12,27 +12,23 @@ from pfedgate import algorithms as registry
 from pfedgate import models as networks
 from pfedgate.cli.base import Debug, app, command, out
 from pfedgate.config import methods, toml
-from pfedgate.config.catalogue import options_of
+from pfedgate.config.options import options_of
 
 
 @app.command()
 @command
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Show all there is to know about this one.")] = None,
-    measure: Annotated[bool, typer.Option(help="Measure traffic and compute of a round; takes seconds.")] = True,
     debug: Debug = False,
 ) -> None:
     """List the algorithms, or one with its hyper-parameters; costs of a round are measured, relative to FedAvg."""
-    known = [registry.get(name).name] if name is not None else registry.names()
-    with out().status("measuring a round of each …"):
-        found = methods.methods(known, measure=measure)
     if name is not None:
-        _one(found[0])
+        _one(*methods.methods([registry.get(name).name]))
         return
     view = Table(title="algorithms", title_justify="left")
     for title in methods.COLUMNS:
         view.add_column(title, no_wrap=title in ("name", "down", "up", "compute"))
-    for row in methods.rows(found):
+    for row in methods.rows(methods.methods()):
         view.add_row(*row)
     out().print(view)
     out().print(f"down, up, compute: of a round, FedAvg = 1, clients at a budget of {methods.BUDGET}", highlight=False)

@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
+class RecipeError(ValueError):
+    """A recipe or a setting that cannot be used; the message says where and what to write instead."""
+
+
 def unknown(kind: str, name: str, existing: Iterable[str]) -> str:
     """The message for a name that does not exist: the nearest one first, then all of them.
 

@@ -73,17 +73,3 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int = 15, w
             if turn >= warmup:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def machine() -> dict[str, Any]:
-    """The processor and the versions that a measured figure must be read with."""
-    import os
-    import platform
-
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

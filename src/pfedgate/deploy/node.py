@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pfedgate import experiment
-from pfedgate.config import catalogue
+from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Named, Recipe
 from pfedgate.config.toml import value
 from pfedgate.core.errors import unknown

@@ -19,8 +19,8 @@ from typing import Any
 
 import pfedgate
 from pfedgate import algorithms, experiment
-from pfedgate.config import catalogue, toml
-from pfedgate.config.catalogue import SECTIONS, options_of
+from pfedgate.config import options as catalogue
+from pfedgate.config.options import SECTIONS, options_of
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core.mergers import merge
 from pfedgate.core.types import Round
@@ -123,7 +123,9 @@ class Cell:
 
 @lru_cache(maxsize=4096)
 def _read(path: Path) -> dict[str, Any]:
-    return toml.read(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # keys of earlier versions are no news here
+        return resolve(path).tables()
 
 
 def there(folder: Path, looks: Sequence[str] = ()) -> bool:

@@ -29,13 +29,12 @@ from pfedgate.algorithms.fedmask.masks import BITS, KEPT, pack_bits, unpack_bits
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
-from pfedgate.core.seeds import key
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import fit
 
 CHOICES = "base 'fedavg' or 'random', intersection 'two' or 'all'"
-MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # what the server keeps
+MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # the server's State
 
 
 @register("fedmask")
@@ -51,8 +50,8 @@ class FedMask(Algorithm):
     score_lr: float = 10.0  # scores are of the order of 1, their gradients of weight times gradient
     threshold: float = 0.5  # in the middle, because scores are set to bits
     offset: float = 0.01  # scores start this much above the threshold: with everything kept
-    init_epochs: int = 1  # of the one-shot pruning
-    adapt_epochs: int = 1  # of a novel client's scores
+    init_epochs: int = 1  # epochs before the one-shot pruning
+    adapt_epochs: int = 1  # a novel client's epochs on its scores
 
     paper: ClassVar[str] = "Li et al. 2021, FedMask: Joint Computation and Communication-Efficient Personalized FL"
     shares: ClassVar[str] = "bits of the mask (and the model, before it is frozen)"
@@ -60,8 +59,8 @@ class FedMask(Algorithm):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"density": (0.3, 0.5)}
 
     def __post_init__(self) -> None:
-        chosen = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
-        if not (chosen and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
+        words = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
+        if not (words and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
             raise ValueError(f"FedMask wants 0 < density <= 1, warmup >= 0, {CHOICES}; got {self.options()}")
 
     @property
@@ -80,7 +79,7 @@ class FedMask(Algorithm):
         if self._warming_up(server, round):
             return model
         got = {BITS: pack_bits(server[MEAN] >= 0.5), KEPT: pack_bits(server[KNOWN])}
-        return got if self.base == "random" or _mark(card) in server[SERVED] else {**model, **got}
+        return got if self.base == "random" or parts.mark(card) in server[SERVED] else {**model, **got}
 
     def _warming_up(self, server: State, round: Round) -> bool:
         rounds = int(self.warmup * round.rounds if self.warmup < 1 else self.warmup)
@@ -111,15 +110,15 @@ class FedMask(Algorithm):
         """Prune once, take over the aggregate, train the scores."""
         task, of, rule, flops = self.task, self._structures, (self.score_lr, self.threshold), 0.0
         base = inside("base/", private) or {name: v for name, v in got.items() if not name.startswith("mask/")}
-        kept, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
+        left, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
         if scores is None:
             scores = torch.full((of.size,), self.threshold + self.offset)
-            scores, done = masks.learn(task, base, of, scores, kept, local, rule, self.init_epochs, "prune")
-            kept, flops = of.best(scores, self.density), done.flops
-        aggregate, known = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
-        scores = torch.where((known & kept)[of.of], aggregate, scores)
-        scores, done = masks.learn(task, base, of, scores, kept, local, rule, epochs)
-        private = {**under("base/", base), "scores": scores, "kept": kept}
+            scores, done = masks.learn(task, base, of, scores, left, local, rule, self.init_epochs, "prune")
+            left, flops = of.best(scores, self.density), done.flops
+        aggregate, decided = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
+        scores = torch.where((decided & left)[of.of], aggregate, scores)
+        scores, done = masks.learn(task, base, of, scores, left, local, rule, epochs)
+        private = {**under("base/", base), "scores": scores, "kept": left}
         return private, {
             "loss": done.loss,
             "flops": flops + done.flops,
@@ -130,7 +129,7 @@ class FedMask(Algorithm):
         return (private["scores"] >= self.threshold) & private["kept"][self._structures.of]
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client's mask."""
+        """A novel client prunes and trains its scores, once the model is frozen."""
         return self._learn(got, private, local, self.adapt_epochs)[0] if BITS in got else private
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
@@ -153,7 +152,7 @@ class MaskMerger:
 
     def add(self, card: Card, update: Update) -> str | None:
         """Count the client's bits and mark it as served."""
-        self.marks.add(_mark(card))
+        self.marks.add(parts.mark(card))
         self.bits.add(update.shared, update.weight)
         return None
 
@@ -162,7 +161,3 @@ class MaskMerger:
         mean, enough = self.bits.result()
         marks = torch.tensor(sorted(self.marks))
         return {**self.server, MEAN: mean, KNOWN: self.server[KNOWN] | enough, SERVED: marks}
-
-
-def _mark(card: Card) -> int:
-    return key(0, card.id) >> 1  # 63 bits fit an int64

@@ -46,7 +46,7 @@ class FedMD(Algorithm):
     digest_lr: float | None = 0.01  # smaller than the task's: logits are fitted, not classes; None: the task's
     digest_loss: str = "mae"  # official; "mse" in other implementations
     architectures: Sequence[Callable[[], nn.Module]] = ()  # instead of the task's model: each client has one of these
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Li and Wang 2019, FedMD: Heterogenous Federated Learning via Model Distillation"
     shares: ClassVar[str] = "scores on public samples"
@@ -59,19 +59,19 @@ class FedMD(Algorithm):
 
     @classmethod
     def example(cls, task: Task) -> FedMD:
-        """Few public samples."""
+        """An instance with few public samples."""
         return cls(task, align=24, pretrain_epochs=1)
 
     def init_server(self, seed: int) -> State:
-        """No consensus yet."""
+        """Nothing: there is no consensus before the first round."""
         return {}
 
     def init_client(self, got: State, local: Local) -> State:
         """The client's model, after its training on public samples."""
-        task, known = self._task(local.card), self._public(local)
-        if not self.align or not known.classes or not self.pretrain_epochs:
+        task, samples = self._task(local.card), self._public(local)
+        if not self.align or not samples.classes or not self.pretrain_epochs:
             return under("model/", initial(task, local.round.seed))
-        settings = (task, known, local.round.seed, self.pretrain_epochs, local.device, local.prepare)
+        settings = (task, samples, local.round.seed, self.pretrain_epochs, local.device, local.prepare)
         return under("model/", pretrained(*settings))
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -114,11 +114,11 @@ class FedMD(Algorithm):
         return under("model/", done.state)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's own model."""
+        """The client's model, of its own architecture."""
         return module(self._task(card), inside("model/", private))
 
     def check(self, got: State, update: Update) -> str | None:
-        """Scores as everybody's."""
+        """Scores of the shape that all clients send, and nothing else."""
         if set(update.shared) - {SCORES}:
             return f"only {SCORES!r} may be sent, got {sorted(update.shared)}"
         return super().check(got, update) if SCORES in got else None
@@ -136,6 +136,6 @@ class FedMD(Algorithm):
 
     def _subset(self, local: Local, index: int) -> Rows:
         """The samples that everybody looks at for this round."""
-        known = self._public(local)
-        order = torch.randperm(known.n, generator=replace(local.round, index=index).generator("public"))
-        return known.part(order[: self.align])
+        samples = self._public(local)
+        order = torch.randperm(samples.n, generator=replace(local.round, index=index).generator("public"))
+        return samples.part(order[: self.align])

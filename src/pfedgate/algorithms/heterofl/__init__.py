@@ -47,7 +47,7 @@ class HeteroFL(Algorithm):
     label_mask: str = "none"  # "train": logits of classes the client lacks are 0 in training; "both": when scored, too
     unweighted: bool = False  # official: every client counts the same
     scored: str = "own"  # the client's own part, or "global": the whole model (official)
-    adapt_epochs: int = 0  # of a novel client; 0: scored as it is
+    adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
     paper: ClassVar[str] = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
     shares: ClassVar[str] = "the first units of every layer, as many as the budget allows"
@@ -55,9 +55,9 @@ class HeteroFL(Algorithm):
 
     def __post_init__(self) -> None:
         choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"], "scored": ["own", "global"]}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known and (name, value) != ("level", None):
-                raise ValueError(f"{name}: {unknown('value', str(value), known)}")
+        for name, words in choices.items():
+            if (value := getattr(self, name)) not in words and (name, value) != ("level", None):
+                raise ValueError(f"{name}: {unknown('value', str(value), words)}")
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
@@ -134,6 +134,6 @@ class Masked(nn.Module):
         self.register_buffer("present", present)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Logits, 0 for absent classes."""
         assert isinstance(self.present, Tensor)
         return torch.where(self.present, self.model(x), 0.0)

@@ -72,7 +72,11 @@ class Narrow:
         """Where the narrow tensor lies in the whole one, as an index; running statistics lie as their norm's scale."""
         live, norm = self.live, f"{name.rpartition('.')[0]}.weight"
         owner = name if name in self.plan.shapes else norm if "running_" in name else ""
-        lines = {axis: live.index(parts, torch.device("cpu")) for axis, parts in live.axes(owner)} if owner else {}
+        lines = (
+            {axis: live.index(parts, torch.device("cpu")) for axis, parts in live.extents[owner].missing}
+            if owner
+            else {}
+        )
         if len(lines) < 2:
             return tuple(lines.get(axis, slice(None)) for axis in range(max(lines, default=-1) + 1))
         return lines[0][:, None], lines[1]

@@ -1,4 +1,4 @@
-"""Sparse updates: a model vector cut into tiles, of which a client sends some.
+"""Sparse updates: a model vector cut into tiles, of which a client sends some and the server averages each.
 
 A tile is any set of positions of the flat parameter vector (a block of units, a tile of a matrix, a slice).
 `Tiles.of(owner)` makes the cut from one number per position. A packed update is the State
@@ -15,12 +15,15 @@ True
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pfedgate.core.types import State
+from pfedgate.core.mergers import WeightedMean
+from pfedgate.core.state import unflat
+from pfedgate.core.types import Card, State, Update
 
 BLOCKS, VALUES = "blocks", "values"
 
@@ -41,12 +44,12 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        """Number of tiles."""
+        """The number of tiles in the cut."""
         return int(self.sizes.shape[0])
 
     @property
     def length(self) -> int:
-        """Length of the vector."""
+        """The length of the vector that is cut."""
         return int(self.order.shape[0])
 
     @property
@@ -74,10 +77,9 @@ class Tiles:
             yield starts[first], stops[after - 1]
 
 
-def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles, *, half: bool = False) -> State:
-    """These tiles of a vector as a sparse update; `half` sends float16 (meant for differences)."""
-    values = tiles.take(vector.detach().cpu(), ids)
-    return {BLOCKS: ids.to(torch.int32), VALUES: values.to(torch.float16 if half else torch.float32)}
+def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles) -> State:
+    """These tiles of a vector as a sparse update."""
+    return {BLOCKS: ids.to(torch.int32), VALUES: tiles.take(vector.detach().cpu(), ids).to(torch.float32)}
 
 
 def unpack_tiles(packed: State, tiles: Tiles, into: Tensor) -> Tensor:
@@ -94,8 +96,8 @@ def fault_in_tiles(packed: State, tiles: Tiles) -> str | None:
     ids, values = packed[BLOCKS], packed[VALUES]
     if ids.dtype is not torch.int32 or ids.ndim != 1:
         return f"{BLOCKS!r} must be a list of int32, got {ids.dtype} {tuple(ids.shape)}"
-    if values.dtype not in (torch.float32, torch.float16) or values.ndim != 1:
-        return f"{VALUES!r} must be a list of float32 or float16, got {values.dtype} {tuple(values.shape)}"
+    if values.dtype is not torch.float32 or values.ndim != 1:
+        return f"{VALUES!r} must be a list of float32, got {values.dtype} {tuple(values.shape)}"
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= tiles.count):
         return f"block ids run from {int(ids.min())} to {int(ids.max())}, the model has 0 … {tiles.count - 1}"
     if len(torch.unique(ids)) != len(ids):
@@ -137,7 +139,7 @@ class TileMean:
         self._weights[packed[BLOCKS].long()] += weight
 
     def result(self) -> Tensor:
-        """The server's next vector."""
+        """The server's next vector, of its own dtype."""
         tiles, total = self.tiles, self.total
         sums, each = torch.empty_like(self._ordered), torch.empty_like(self._ordered)
         sums[tiles.order] = self._ordered
@@ -153,7 +155,7 @@ class TileMean:
         return merged.to(self.server.device)
 
 
-def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_bytes: int = 4) -> tuple[Tensor, Tensor]:
+def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int) -> tuple[Tensor, Tensor]:
     """Choose tiles whose ids and values fit into `room` bytes; return (their ids, what is left behind).
 
     Tiles with most squared change per byte go first, the lowest id on a tie, and smaller ones fill the rest.
@@ -170,14 +172,43 @@ def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_by
     energy = torch.zeros(tiles.count, dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(tiles.count), tiles.sizes, output_size=tiles.length)
     energy.index_add_(0, owner, change[tiles.order].square())
-    cost = 4 + value_bytes * tiles.sizes[live]
+    cost = 4 + 4 * tiles.sizes[live]  # an id and its values, four bytes each
     order = torch.argsort(energy[live] / cost, descending=True, stable=True)
-    chosen, left = [], room
+    fitting, left = [], room
     for tile, price in zip(live[order].tolist(), cost[order].tolist(), strict=True):
         if price <= left:
-            chosen.append(tile)
+            fitting.append(tile)
             left -= price
-    ids = torch.tensor(sorted(chosen), dtype=torch.int64)
+    ids = torch.tensor(sorted(fitting), dtype=torch.int64)
     rest = delta.clone()
     rest[tiles.positions(ids).to(delta.device)] = 0
     return ids, rest
+
+
+@dataclass(frozen=True)
+class SparseMean:
+    """A merger of tiles and of the buffers beside them."""
+
+    server: State
+    names: tuple[str, ...]  # the parameters that the tiles are cut from
+    tiles: TileMean
+    buffers: WeightedMean
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """Tiles to tiles, buffers to buffers."""
+        self.tiles.add(update.shared, update.weight)
+        return self.buffers.add(card, Update(beside(update), update.weight))
+
+    def result(self) -> State:
+        """The server's State, parameters first."""
+        return {**shaped(self.tiles.result(), self.names, self.server), **self.buffers.result()}
+
+
+def shaped(vector: Tensor, names: Sequence[str], like: State) -> State:
+    """A vector as these parameters, with the shapes that they have in `like`."""
+    return unflat(vector, [(name, like[name].shape) for name in names])
+
+
+def beside(update: Update) -> State:
+    """The buffers, which travel beside the packed tiles."""
+    return {name: value for name, value in update.shared.items() if name not in (BLOCKS, VALUES)}

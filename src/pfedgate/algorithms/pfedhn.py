@@ -15,14 +15,15 @@ goes down once, after training, instead of gradients going up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfedgate.algorithms import register
-from pfedgate.algorithms.pfedhn.hyper import descend, generate, new_hyper, pull_back, settled
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import initial, module, skeleton
@@ -47,8 +48,8 @@ class PFedHN(Algorithm):
     server_momentum: float = 0.9  # official
     server_decay: float = 1e-3  # official
     server_clip: float = 50.0  # L2 norm of gradients of H and of a vector; official
-    spread: float = 0.1  # of the first models H makes, as a share of the spread of the initial parameters
-    adapt_epochs: int = 1  # of a novel client's vector
+    spread: float = 0.1  # spread of the first models H makes, as a share of the spread of the initial parameters
+    adapt_epochs: int = 1  # a novel client's epochs on its vector
     adapt_lr: float = 0.1  # its gradient passes through all of H: larger than the task's
 
     paper: ClassVar[str] = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
@@ -112,8 +113,9 @@ class PFedHN(Algorithm):
 
     def vector_of(self, server: State, card: Card, round: Round) -> Tensor:
         """The client's vector: the server's, or a draw of the client's own."""
-        known = server.get(_place(card))
-        return torch.randn(self.vector, generator=generator(round.seed, VECTOR, card.id)) if known is None else known
+        if (vector := server.get(_place(card))) is not None:
+            return vector
+        return torch.randn(self.vector, generator=generator(round.seed, VECTOR, card.id))
 
     def split(self, model: State) -> tuple[State, State]:
         """Parameters, in the model's order, and buffers."""
@@ -160,3 +162,57 @@ class HyperStep:
 
 def _place(card: Card) -> str:
     return f"{VECTOR}{key(0, card.id):016x}"  # any text may be a client's name; no name is the beginning of another
+
+
+# -- the hypernetwork, as functions over a State: vectors in, all parameters of a model out
+def new_hyper(model: State, vector: int, hidden: list[int], spread: float, rng: torch.Generator) -> State:
+    """A hypernetwork whose models start around `model`.
+
+    Every parameter differs from the given one by about `spread` times the spread of the tensor it belongs to.
+
+    >>> hyper = new_hyper({"w": torch.arange(4.0)}, 3, [5], 0.0, torch.Generator())
+    >>> generate(hyper, torch.randn(3)).tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
+    hyper: State = {}
+    widths = [vector, *hidden]
+    for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+        bound = (3 / inputs) ** 0.5 * 2**0.5  # He: the size of what passes through stays the same
+        hyper[f"{layer}.weight"] = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=rng)
+        hyper[f"{layer}.bias"] = torch.zeros(outputs)
+    sizes = [float(value.std(correction=0)) or 0.01 for value in model.values()]
+    scale = torch.cat([torch.full((v.numel(),), size) for v, size in zip(model.values(), sizes, strict=True)])
+    last = torch.randn(len(scale), widths[-1], generator=rng) * (spread * widths[-1] ** -0.5)
+    return {**hyper, "out.weight": last * scale[:, None], "out.bias": flat(model).clone()}
+
+
+def settled(hyper: State) -> State:
+    """The same, with the same bits of results wherever it came from: names in order, memory aligned.
+
+    A product of matrix and vector is rounded otherwise where the matrix begins in the middle of a cache line, as it may
+    when it was read from a file or is a piece of a longer vector.
+    """
+    return {name: v if v.data_ptr() % 64 == 0 else v.clone() for name, v in sorted(hyper.items())}
+
+
+def generate(hyper: State, vector: Tensor) -> Tensor:
+    """H(v): all parameters of a model, one after the other."""
+    for layer in range(len(hyper) // 2 - 1):
+        vector = torch.relu(F.linear(vector, hyper[f"{layer}.weight"], hyper[f"{layer}.bias"]))
+    return F.linear(vector, hyper["out.weight"], hyper["out.bias"])
+
+
+def pull_back(hyper: State, vector: Tensor, difference: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of H (as one vector) and of v: the vector-Jacobian product of `generate` with `difference`."""
+    leaves = {name: value.detach().requires_grad_() for name, value in hyper.items()}
+    v = vector.detach().requires_grad_()
+    *of_hyper, of_vector = torch.autograd.grad(generate(leaves, v), [*leaves.values(), v], difference)
+    return torch.cat([gradient.reshape(-1) for gradient in of_hyper]), of_vector
+
+
+def descend(value: Tensor, gradient: Tensor, optim: Optim, slots: State) -> tuple[Tensor, State]:
+    """One step of an optimiser: the new value, and its buffers for the next one."""
+    moved, stepper = value.clone(), Stepper(optim, slots=slots)
+    stepper.clip(gradient)
+    stepper.step(moved, gradient)
+    return moved, stepper.slots()
