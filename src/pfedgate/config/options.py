@@ -17,13 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import RecipeError, unknown
 
 REQUIRED = dataclasses.MISSING
-
-
-class RecipeError(ValueError):
-    """A recipe or a setting that cannot be used; the message says where and what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ def convert(value: Any, wanted: Any, where: str) -> Any:
     ((1.0, 2.0), None)
     >>> convert("3", int, "train.rounds")
     Traceback (most recent call last):
-    pfedgate.config.options.RecipeError: train.rounds must be a whole number, got '3'
+    pfedgate.core.errors.RecipeError: train.rounds must be a whole number, got '3'
     """
     if wanted is Any:
         return value

@@ -166,7 +166,7 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
     ('fedavg', 3, 'cnn_digits')
     >>> resolve({"train": {"lrr": 1}})
     Traceback (most recent call last):
-    pfedgate.config.options.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
+    pfedgate.core.errors.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
     """
     read = [toml.read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
     stack = [_spread(layer) for layer in read]

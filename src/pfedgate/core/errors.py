@@ -1,9 +1,13 @@
-"""Errors for names nobody knows: say which ones exist and which was probably meant."""
+"""Errors a user can mend: a wrong recipe, and names that do not exist, with the nearest one that does."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+
+class RecipeError(ValueError):
+    """A recipe or a setting that cannot be used; the message says where and what to write instead."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

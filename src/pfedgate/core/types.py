@@ -1,4 +1,4 @@
-"""The nouns: State, Card, Round, Local, Update, Task.
+"""The nouns: State, Card, Round, Local, Update, Task, DataShape.
 
 A server knows cards; a client's data exists only inside a `Local`, which lives for one call; what travels
 is a State down and an `Update` up.
@@ -43,6 +43,19 @@ class Federation(Protocol):
     def part(self, client: str, name: str) -> Part: ...
     @property
     def prepare(self) -> Callable[[Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """The form of a data set: all that planning a model needs to know, so that no sample must be read.
+
+    >>> DataShape(10, (1, 8, 8), torch.uint8).shape
+    (1, 8, 8)
+    """
+
+    classes: int
+    shape: tuple[int, ...]  # of one raw sample, as stored
+    dtype: torch.dtype  # of a raw sample
 
 
 @dataclass(frozen=True)
