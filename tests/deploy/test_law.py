@@ -11,9 +11,9 @@ from tests.deploy.fakes import TABLES, deployed, private_states
 from tests.deploy.fleets import same
 
 from pfedgate import algorithms, experiment
-from pfedgate.deploy import settings
+from pfedgate.deploy import flower
+from pfedgate.deploy.messages import Parcel
 from pfedgate.deploy.node import Node
-from pfedgate.deploy.parcels import Parcel
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
@@ -79,14 +79,14 @@ def test_nodes_with_data_of_their_own_need_not_hold_every_class(tmp_path: Path) 
     result, _, _ = deployed(tmp_path, tables, configs=configs, data=data)
     assert [score.client for score in result.scores] == ["a", "b"]
     assert [score.client for score in result.novel] == ["c"]
-    node = Node(settings.read(tables), configs[2], data=data)
-    assert set(node.federation().part("b", "train").y.tolist()) == {2}
+    node = Node(flower.read(tables), configs[2], data=data)
+    assert set(node.share.part("b", "train").y.tolist()) == {2}
     with pytest.raises(ValueError, match="unknown class 'eel'"):
-        Node(settings.read({**tables, "deploy": {"class_names": ["cat", "dog"]}}), configs[2], data=data).federation()
+        Node(flower.read({**tables, "deploy": {"class_names": ["cat", "dog"]}}), configs[2], data=data)._introduce()
 
 
 def test_a_node_serves_only_its_own_clients(tmp_path: Path) -> None:
-    recipe = settings.read({**TABLES, "algorithm": {"name": "fedavg"}})
+    recipe = flower.read({**TABLES, "algorithm": {"name": "fedavg"}})
     node = Node(recipe, {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)})
     card = {"id": "1", "n_train": 3, "budget": 1.0}
     told = node.answer(
