@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pfedgate import algorithms
 from pfedgate.config import options as schema
 from pfedgate.config import toml
-from pfedgate.config.catalogue import FIXED, SECTIONS, options_of
+from pfedgate.config.options import FIXED, SECTIONS, options_of
 from pfedgate.config.recipe import RecipeError, resolve, settings
 from pfedgate.core.schedule import Schedule
 from pfedgate.core.types import Optim

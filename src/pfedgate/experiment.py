@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate import algorithms, models
-from pfedgate.config import catalogue
+from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.seeds import generator

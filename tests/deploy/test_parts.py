@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pfedgate.config import recipe as config
-from pfedgate.config.options import RecipeError
+from pfedgate.core.errors import RecipeError
 from pfedgate.deploy import FlowerMissing, flower, need_flower
 from pfedgate.deploy.children import FleetError, alive, kill, lines, stop, sweep, tree
 from pfedgate.deploy.local import LocalFleet

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pfedgate import data as datasets
 from pfedgate.cli.base import DataDir, Debug, app, command, out
-from pfedgate.config import catalogue
+from pfedgate.config import options as catalogue
 from pfedgate.config import recipe as config
 from pfedgate.config.recipe import Recipe
 from pfedgate.data import show as showing

@@ -12,7 +12,7 @@ from pfedgate import algorithms as registry
 from pfedgate import models as networks
 from pfedgate.cli.base import Debug, app, command, out
 from pfedgate.config import methods, toml
-from pfedgate.config.catalogue import options_of
+from pfedgate.config.options import options_of
 
 
 @app.command()

@@ -35,7 +35,8 @@ from filelock import FileLock
 from torch import Tensor
 
 from pfedgate import experiment
-from pfedgate.config import catalogue, toml
+from pfedgate.config import options as catalogue
+from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown

@@ -19,8 +19,9 @@ from typing import Any
 
 import pfedgate
 from pfedgate import algorithms, experiment
-from pfedgate.config import catalogue, toml
-from pfedgate.config.catalogue import SECTIONS, options_of
+from pfedgate.config import options as catalogue
+from pfedgate.config import toml
+from pfedgate.config.options import SECTIONS, options_of
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core.types import Round
 from pfedgate.engine import jobs, metrics
@@ -122,7 +123,9 @@ class Cell:
 
 @lru_cache(maxsize=4096)
 def _read(path: Path) -> dict[str, Any]:
-    return toml.read(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # keys of earlier versions are no news here
+        return resolve(path).tables()
 
 
 def there(folder: Path, looks: Sequence[str] = ()) -> bool:

@@ -33,7 +33,7 @@ def gate(budget: Any, *, shift: bool = True, resources: str = "params", name: st
     settings = {
         "clients.budget": budget,
         "algorithm.resources": resources if budget != 1.0 else "params",  # the whole model binds nothing
-        "algorithm.shift": shift,
+        "algorithm.gate.shift": shift,
         **{f"algorithm.{key}": value for key, value in options.items()},
     }
     return Row(name or f"pFedGate{' + shift' if shift else ''}, {told}", "pfedgate", settings)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pfedgate.config import toml
-from pfedgate.config.options import RecipeError
+from pfedgate.core.errors import RecipeError
 
 NOTE = "# pfedgate tune: "  # how a note begins; the next one replaces it
 

@@ -17,8 +17,8 @@ import numpy as np
 from pfedgate import algorithms
 from pfedgate.config import options as schema
 from pfedgate.config import toml
-from pfedgate.config.catalogue import options_of
-from pfedgate.config.options import RecipeError
+from pfedgate.config.options import options_of
+from pfedgate.core.errors import RecipeError
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.errors import unknown
 

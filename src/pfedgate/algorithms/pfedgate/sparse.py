@@ -1,7 +1,7 @@
 """The half of an algorithm that sends and merges parts of a model: what travels, and what becomes of it.
 
-A client sends the tiles (see `tiles`) that it touched: their values, or with a cap or float16 the differences to what
-it got, because what is left behind now must add up later. The server averages each tile over its senders.
+A client sends the tiles (see `tiles`) that it touched: their values, or under a cap the differences to what it got,
+because what is left behind now must add up later. The server averages each tile over its senders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class SendsTiles(Algorithm):
     """An algorithm whose updates are tiles of the parameters `names`, and buffers beside them."""
 
     upload: float | None = None  # hard cap on the upload, as a share of the dense one; the rest is sent later
-    half: bool = False  # send float16 differences
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,20 +45,16 @@ class SendsTiles(Algorithm):
 
     def pack(self, got: State, vector: Tensor, ids: Tensor, private: State) -> tuple[State, State]:
         """What to upload of the trained `vector` and, with a cap, what stays behind (private) for later."""
-        if not self._differences:
+        if self.upload is None:
             return pack_tiles(vector, ids, self.tiles), {}
         difference = vector.cpu() - flat(pick(got, self.names)).cpu()
-        if self.upload is None:
-            return pack_tiles(difference, ids, self.tiles, half=True), {}
         difference = difference + private.get("residual", torch.zeros_like(difference))
         waiting = torch.zeros(self.tiles.count, dtype=torch.bool)
         waiting[ids] = True
         waiting[self.tiles.owner[difference != 0]] = True
         room = int(self.upload * 4 * self.tiles.length)
-        ids, residual = cap_upload(
-            difference, waiting.nonzero()[:, 0], self.tiles, room, value_bytes=2 if self.half else 4
-        )
-        return pack_tiles(difference, ids, self.tiles, half=self.half), {"residual": residual}
+        ids, residual = cap_upload(difference, waiting.nonzero()[:, 0], self.tiles, room)
+        return pack_tiles(difference, ids, self.tiles), {"residual": residual}
 
     def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
         """Each tile: the mean over the clients that sent it, weights renormalised; an unsent one is unchanged."""
@@ -92,7 +87,7 @@ class SendsTiles(Algorithm):
 
     @property
     def _differences(self) -> bool:
-        return self.upload is not None or self.half
+        return self.upload is not None
 
     def _spread(self, vector: Tensor, like: State) -> State:
         return unflat(vector, [(name, like[name].shape) for name in self.names])

@@ -74,10 +74,9 @@ class Tiles:
             yield starts[first], stops[after - 1]
 
 
-def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles, *, half: bool = False) -> State:
-    """These tiles of a vector as a sparse update; `half` sends float16 (meant for differences)."""
-    values = tiles.take(vector.detach().cpu(), ids)
-    return {BLOCKS: ids.to(torch.int32), VALUES: values.to(torch.float16 if half else torch.float32)}
+def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles) -> State:
+    """These tiles of a vector as a sparse update."""
+    return {BLOCKS: ids.to(torch.int32), VALUES: tiles.take(vector.detach().cpu(), ids).to(torch.float32)}
 
 
 def unpack_tiles(packed: State, tiles: Tiles, into: Tensor) -> Tensor:
@@ -94,8 +93,8 @@ def fault_in_tiles(packed: State, tiles: Tiles) -> str | None:
     ids, values = packed[BLOCKS], packed[VALUES]
     if ids.dtype is not torch.int32 or ids.ndim != 1:
         return f"{BLOCKS!r} must be a list of int32, got {ids.dtype} {tuple(ids.shape)}"
-    if values.dtype not in (torch.float32, torch.float16) or values.ndim != 1:
-        return f"{VALUES!r} must be a list of float32 or float16, got {values.dtype} {tuple(values.shape)}"
+    if values.dtype is not torch.float32 or values.ndim != 1:
+        return f"{VALUES!r} must be a list of float32, got {values.dtype} {tuple(values.shape)}"
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= tiles.count):
         return f"block ids run from {int(ids.min())} to {int(ids.max())}, the model has 0 … {tiles.count - 1}"
     if len(torch.unique(ids)) != len(ids):
@@ -151,7 +150,7 @@ def merge_tiles(
     return merged.to(server.device)
 
 
-def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_bytes: int = 4) -> tuple[Tensor, Tensor]:
+def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int) -> tuple[Tensor, Tensor]:
     """Choose tiles whose ids and values fit into `room` bytes; return (their ids, what is left behind).
 
     Tiles with most squared change per byte go first, the lowest id on a tie, and smaller ones fill the rest.
@@ -168,14 +167,14 @@ def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_by
     energy = torch.zeros(tiles.count, dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(tiles.count), tiles.sizes, output_size=tiles.length)
     energy.index_add_(0, owner, change[tiles.order].square())
-    cost = 4 + value_bytes * tiles.sizes[live]
+    cost = 4 + 4 * tiles.sizes[live]  # an id and its values, four bytes each
     order = torch.argsort(energy[live] / cost, descending=True, stable=True)
-    chosen, left = [], room
+    fitting, left = [], room
     for tile, price in zip(live[order].tolist(), cost[order].tolist(), strict=True):
         if price <= left:
-            chosen.append(tile)
+            fitting.append(tile)
             left -= price
-    ids = torch.tensor(sorted(chosen), dtype=torch.int64)
+    ids = torch.tensor(sorted(fitting), dtype=torch.int64)
     rest = delta.clone()
     rest[tiles.positions(ids).to(delta.device)] = 0
     return ids, rest
