@@ -36,7 +36,7 @@ GATING = {"torch", "numpy", "ortools"}
 SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
-    "flwr", "datasets", "pyarrow", "PIL", "optuna", "tomlkit", "wandb", "mlflow", "tensorboard", "onnx",
+    "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx",
     "onnxruntime", "matplotlib", "sklearn",
 )  # fmt: skip
 

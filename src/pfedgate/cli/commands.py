@@ -10,7 +10,7 @@ import typer
 
 from pfedgate import experiment
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import label, of_method, over
+from pfedgate.cli.layers import label, of_method, over, tuned_note
 from pfedgate.cli.outcome import learnt, table, where
 from pfedgate.config import recipe as config
 from pfedgate.config.recipe import Recipe, RecipeError
@@ -47,6 +47,7 @@ def run(
         out().print(chosen.toml(), markup=False, highlight=False, soft_wrap=True, end="")
         return
     trackers.check(track or ())
+    _note(recipe, [chosen.algorithm.name])
     folder = runfolder.create(out_dir or runfolder.free(RUNS, _title(chosen)), chosen)
     _train(folder, track=track)
     _report([folder])
@@ -103,6 +104,7 @@ def compare(
     if len(plans) < len(names):
         raise RecipeError(f"the same method twice in {' '.join(names)}")
     trackers.check(track or ())
+    _note(None if base is None else Path(base), names)
     first = next(iter(plans.values()))
     folder = out_dir or runfolder.free(RUNS, f"compare-{first.data.name}")
     runs = runfolder.create_comparison(folder, plans)
@@ -111,6 +113,12 @@ def compare(
     _report(runs, folder)
     if report:
         _write_report([folder], folder)
+
+
+def _note(recipe: Path | None, methods: Sequence[str]) -> None:
+    note = tuned_note(recipe, methods)
+    if note:
+        err().print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def _title(recipe: Recipe) -> str:

@@ -24,6 +24,16 @@ def of_method(recipe: str | Path | None, over: Sequence[Mapping[str, Any]], meth
     return config.resolve(recipe, {"algorithm": name}, *over, config.settings(settings, section="algorithm"))
 
 
+def tuned_note(recipe: Path | None, methods: Sequence[str]) -> str:
+    """Which of some methods take settings from the file of tuned settings beside a recipe; empty if none does."""
+    path = None if recipe is None else config.tuned_path(recipe)
+    if path is None or not path.exists():
+        return ""
+    sections = toml.read(path).get("tuned", {}).keys() - toml.read(str(recipe)).get("tuned", {}).keys()
+    names = [name for name in dict.fromkeys(method.partition(":")[0] for method in methods) if name in sections]
+    return f"tuned settings of {', '.join(names)}: {path}" if names else ""
+
+
 def label(method: str) -> str:
     """A method as the name of a folder.
 
