@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import pfedgate
 from pfedgate import algorithms, experiment, models
 from pfedgate.cli import app
-from pfedgate.cli.outcome import table
+from pfedgate.cli.commands import table
 from pfedgate.config import toml
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.progress import Pace, Progress
@@ -132,7 +132,7 @@ def test_a_warning_is_one_line(pf: Callable[..., Any], monkeypatch: pytest.Monke
         warnings.warn("this may be slow", stacklevel=1)
         return fedavg
 
-    monkeypatch.setattr("pfedgate.cli.lists.registry.get", warn)
+    monkeypatch.setattr("pfedgate.algorithms.get", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert set(pf("algorithms", "fedavg").stderr.splitlines()) == {"warning: this may be slow"}

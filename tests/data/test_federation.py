@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pfedgate.data import Federation, from_arrays, load, synthetic
 from pfedgate.data.federation import PARTS, Ids
 from pfedgate.data.pool import Normalise
-from pfedgate.data.split import carve
+from pfedgate.data.sharing import carve
 
 
 def rows(federation: Federation, client: str, part: str) -> list[int]:

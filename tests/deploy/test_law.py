@@ -80,7 +80,7 @@ def test_nodes_with_data_of_their_own_need_not_hold_every_class(tmp_path: Path) 
     assert [score.client for score in result.scores] == ["a", "b"]
     assert [score.client for score in result.novel] == ["c"]
     node = Node(flower.read(tables), configs[2], data=data)
-    assert set(node.share.part("b", "train").y.tolist()) == {2}
+    assert set(node.holding.part("b", "train").y.tolist()) == {2}
     with pytest.raises(ValueError, match="unknown class 'eel'"):
         Node(flower.read({**tables, "deploy": {"class_names": ["cat", "dog"]}}), configs[2], data=data)._introduce()
 

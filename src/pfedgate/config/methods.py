@@ -26,8 +26,7 @@ import torch
 
 from pfedgate import algorithms
 from pfedgate.config import toml
-from pfedgate.config.options import options_of
-from pfedgate.config.options import Option
+from pfedgate.config.options import Option, options_of
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.types import Optim, Task
 from pfedgate.data import from_arrays

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -23,8 +23,8 @@ from pfedgate import algorithms, models
 from pfedgate.config.sections import Clients, Deploy, Evaluate, Session, Train
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, synthetic
-from pfedgate.data.options import Options as DataOptions
-from pfedgate.data.options import Sharing
+from pfedgate.data.sharing import Options as DataOptions
+from pfedgate.data.sharing import Sharing
 
 REQUIRED = dataclasses.MISSING
 GIVEN = "given"  # the name of data or a model that came as a Python object
@@ -173,7 +173,7 @@ def of_function(function: Callable[..., Any], *, leave_out: Sequence[str] = ()) 
     return options
 
 
-@lru_cache(maxsize=None)  # a study resolves hundreds of recipes
+@cache  # a study resolves hundreds of recipes
 def _hints(declared: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(declared)
@@ -196,7 +196,7 @@ _FIELD = re.compile(r"    (\w+): [^#]*(?:# *(.*))?$")
 _COMMENT = re.compile(r"    # *(.*)$")
 
 
-@lru_cache(maxsize=None)  # a source file does not change while it runs
+@cache  # a source file does not change while it runs
 def _written(cls: type[Any]) -> dict[str, str]:
     try:
         lines = textwrap.dedent(inspect.getsource(cls)).splitlines()

@@ -14,7 +14,6 @@ read and said.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Mapping, Sequence

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedgate.core.seeds import numpy_generator
 from pfedgate.data.pool import ArrayPool, Normalise, Pool, Rows
-from pfedgate.data.seeds import generator
 
 PARTS = ("train", "val", "test")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -219,10 +219,10 @@ class Federation:
             raise TypeError("only a federation whose labels are stored can be scrambled")
         labels = self.pool.y(torch.arange(len(self.pool))).clone()
         counts = np.diff(self._bounds.tensor.numpy())
-        chosen = np.repeat(np.tile([part == name for part in PARTS], len(self.ids)), counts)
-        rows = self._rows.tensor[torch.from_numpy(chosen)].long()
+        named = np.repeat(np.tile([part == name for part in PARTS], len(self.ids)), counts)
+        rows = self._rows.tensor[torch.from_numpy(named)].long()
         shape = (len(rows), *labels.shape[1:])
-        labels[rows] = torch.from_numpy(generator(seed, "scramble", name).integers(0, self.classes, shape))
+        labels[rows] = torch.from_numpy(numpy_generator(seed, "scramble", name).integers(0, self.classes, shape))
         return self._with_pool(self.pool.with_labels(labels))
 
     def _with_pool(self, pool: Pool) -> Federation:

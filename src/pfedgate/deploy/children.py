@@ -61,9 +61,10 @@ def tree(root: int) -> list[psutil.Process]:
     import psutil
 
     try:
-        return psutil.Process(root).children(recursive=True)
+        below: list[psutil.Process] = psutil.Process(root).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    return below
 
 
 def _marked(mark: str) -> list[psutil.Process]:
@@ -109,7 +110,7 @@ def alive(process: psutil.Process) -> bool:
     import psutil
 
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -135,10 +135,8 @@ class Roll:
         self.nodes = sorted(nodes, key=lambda node: sorted(node.ids))
         first = self.nodes[0]
         for other in self.nodes[1:]:
-            mine, theirs = first.plain()["data"], other.plain()["data"]
-            differences = [
-                f"{name} {mine[name]!r} and {theirs[name]!r}" for name in SHAPE if mine[name] != theirs[name]
-            ]
+            ours, theirs = first.plain()["data"], other.plain()["data"]
+            differences = [f"{key} {ours[key]!r} and {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
             if differences:
                 raise ValueError(
                     f"clients {first.ids[0]!r} and {other.ids[0]!r} hold data of different shapes "

@@ -55,7 +55,7 @@ _SAFE = re.compile(r"[0-9a-f]{8,64}")  # an experiment's id becomes the name of 
 Data = Callable[[Mapping[str, Any]], Any]  # what a node was configured with -> a federation of its own
 
 
-class Share:
+class Holding:
     """The part of a federation that a node holds; optionally with labels numbered as the whole fleet does."""
 
     def __init__(self, whole: Any, clients: Sequence[str], novel: Sequence[str], classes: Sequence[str] = ()) -> None:
@@ -127,7 +127,7 @@ class Node:
             return Parcel({"error": f"{type(error).__name__}: {error}"})
 
     @cached_property
-    def share(self) -> Share:
+    def holding(self) -> Holding:
         """The clients of this node and their data."""
         recipe, config = self.recipe, self.config
         whole: Any
@@ -153,20 +153,20 @@ class Node:
             clients, novel = clients[at::of], novel[at::of]
         if config.get("novel"):
             clients, novel = [], [*clients, *novel]
-        return Share(whole, clients, novel, recipe.deploy.class_names)
+        return Holding(whole, clients, novel, recipe.deploy.class_names)
 
     @cached_property
     def algorithm(self) -> Algorithm:
         """The recipe's algorithm for data of this node's shape."""
-        return experiment.build(self.recipe, experiment.shape_of(self.share), self.model)
+        return experiment.build(self.recipe, experiment.shape_of(self.holding), self.model)
 
     def _introduce(self) -> Parcel:
-        share = self.share
-        clients, novel = ({c: share.part(c, "train").n for c in group} for group in (share.clients, share.novel))
+        holding = self.holding
+        clients, novel = ({c: holding.part(c, "train").n for c in group} for group in (holding.clients, holding.novel))
         budget = self.config.get("budget")
         if isinstance(budget, str):
             budget = toml.value(budget)
-        return Parcel(NodeInfo(clients, novel, budget, experiment.shape_of(share), share.class_names).plain())
+        return Parcel(NodeInfo(clients, novel, budget, experiment.shape_of(holding), holding.class_names).plain())
 
     def _work(self, parcel: Parcel) -> Parcel:
         about = parcel.about
@@ -174,7 +174,7 @@ class Node:
             self.root, str(about["experiment"]), self.place,
             [int(start) for start in about["starts"]], int(about["serial"]), int(about["commit"]),
         )  # fmt: skip
-        endpoint = Endpoint(self.algorithm, self.share, store, choose_device(self.recipe.run.device))
+        endpoint = Endpoint(self.algorithm, self.holding, store, choose_device(self.recipe.run.device))
         round = Round(**about["round"])
         gots = [wire.unpack(body) if body else {} for body in parcel.bodies]
         results: dict[str, Any] = {}
@@ -209,7 +209,7 @@ class Node:
         """The folder of this node among others that keep their states in the same root."""
         if "partition-id" in self.config:
             return f"{int(self.config['partition-id'])}-of-{int(self.config.get('num-partitions', 0))}"
-        everyone = "\x1f".join(sorted([*self.share.clients, *self.share.novel]))
+        everyone = "\x1f".join(sorted([*self.holding.clients, *self.holding.novel]))
         return "own-" + hashlib.blake2b(everyone.encode(), digest_size=6).hexdigest()
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import pfedgate
 from pfedgate import algorithms, experiment
 from pfedgate.config import options as catalogue
-from pfedgate.config import toml
 from pfedgate.config.options import SECTIONS, options_of
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core.types import Round

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate.config import toml
-from pfedgate.core.errors import RecipeError
 from pfedgate.config.recipe import Recipe, resolve
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.studies.declare import Column, Row, Settings, Study
 
 

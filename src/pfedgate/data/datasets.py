@@ -11,11 +11,10 @@ import numpy as np
 from pfedgate.core.errors import unknown
 from pfedgate.data import cache, sources
 from pfedgate.data.federation import Federation
-from pfedgate.data.options import Options, read, sample, share_out
 from pfedgate.data.partition import Ints, Partition, by_owner
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
+from pfedgate.data.sharing import Options, assemble, read, sample, share_out
 from pfedgate.data.sources import Columns
-from pfedgate.data.split import assemble
 
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 # FedEM and pFedGate use the constants of CIFAR-10 for CIFAR-100 too, and those of MNIST for all characters.
@@ -114,16 +113,16 @@ def load(name: str, **options: Any) -> Federation:
     >>> federation.part(federation.clients[0], "train").x.dtype
     torch.uint8
     """
-    data, chosen = find(name), read(Options, options, name)
-    arrays, notes = _digits() if name == "digits" else cache.read(prepare(name, chosen))
+    data, sharing = find(name), read(Options, options, name)
+    arrays, notes = _digits() if name == "digits" else cache.read(prepare(name, sharing))
     pool = ArrayPool(arrays["x"], arrays["y"], image=True)
-    rows = sample(len(pool), data.samples if chosen.samples is None else chosen.samples, chosen.seed)
-    partition = _partition(data, chosen, arrays, notes, rows).over(rows)
+    rows = sample(len(pool), data.samples if sharing.samples is None else sharing.samples, sharing.seed)
+    partition = _partition(data, sharing, arrays, notes, rows).over(rows)
     return assemble(
         name,
         pool,
         partition,
-        chosen,
+        sharing,
         classes=data.classes,
         class_names=data.class_names,
         prepare=data.prepare,
