@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from pfedgate import algorithms, data, deploy, experiment, export, models, report, studies, theory, tune
+    from pfedgate import algorithms, data, experiment, export, models, report, theory
     from pfedgate.experiment import resume, run
     from pfedgate.gating.gate.config import GateConfig
     from pfedgate.gating.optimizer import LiveOptimizer
@@ -23,58 +23,31 @@ if TYPE_CHECKING:
     from pfedgate.gating.wrap import GatedModel, Selection, gate
 
 __all__ = [
-    "Block",
-    "Budget",
-    "CannotCompact",
-    "GateConfig",
-    "GatedModel",
-    "InfeasibleBudget",
-    "LiveOptimizer",
-    "Piece",
-    "Selection",
-    "algorithms",
-    "compact",
-    "data",
-    "deploy",
-    "experiment",
-    "export",
-    "gate",
-    "models",
-    "report",
-    "resume",
-    "run",
-    "studies",
+    "Block", "Budget", "CannotCompact", "GateConfig", "GatedModel", "InfeasibleBudget", "LiveOptimizer", "Piece",
+    "Selection", "algorithms", "compact", "data", "experiment", "export", "gate", "models", "report", "resume", "run",
     "theory",
-    "tune",
-]
+]  # fmt: skip
 
+# Where the names above come from; the others are rooms or modules of their own.
 _HOMES = {
-    "Block": "gating.splitters",
-    "Budget": "gating.selection.budget",
-    "CannotCompact": "gating.slicing.compact",
-    "GateConfig": "gating.gate.config",
-    "GatedModel": "gating.wrap",
-    "InfeasibleBudget": "gating.selection.budget",
-    "LiveOptimizer": "gating.optimizer",
-    "Piece": "gating.splitters",
-    "Selection": "gating.wrap",
-    "compact": "gating.slicing.compact",
-    "gate": "gating.wrap",
-    "resume": "experiment",
-    "run": "experiment",
+    "experiment": ("resume", "run"),
+    "gating.gate.config": ("GateConfig",),
+    "gating.optimizer": ("LiveOptimizer",),
+    "gating.selection.budget": ("Budget", "InfeasibleBudget"),
+    "gating.slicing.compact": ("CannotCompact", "compact"),
+    "gating.splitters": ("Block", "Piece"),
+    "gating.wrap": ("GatedModel", "Selection", "gate"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or a room that is one, when it is first asked for (PEP 562)."""
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"pfedgate.{_HOMES[name]}"), name)
-    elif name in __all__:
-        value = importlib.import_module(f"pfedgate.{name}")
-    else:
+    """Import a public name when it is first asked for (PEP 562)."""
+    if name not in __all__:
         raise AttributeError(f"module 'pfedgate' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    value = importlib.import_module(f"pfedgate.{home or name}")
+    globals()[name] = value if home is None else getattr(value, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

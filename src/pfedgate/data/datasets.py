@@ -44,64 +44,35 @@ DATASETS = {
     data.name: data
     for data in (
         Dataset(
-            "digits",
-            10,
-            20,
-            Normalise((0.3053,), (0.3761,)),
-            class_names=CHARACTERS[:10],
+            "digits", 10, 20, Normalise((0.3053,), (0.3761,)), class_names=CHARACTERS[:10],
             note="1,797 images of 8×8, part of scikit-learn: no download",
         ),
         Dataset(
-            "cifar10",
-            10,
-            100,
-            CIFAR,
-            "uoft-cs/cifar10",
-            Columns(image=("img", "image")),
+            "cifar10", 10, 100, CIFAR, "uoft-cs/cifar10", Columns(image=("img", "image")),
             class_names=("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             note="60,000 colour images of 32×32",
         ),
         Dataset(
-            "cifar100",
-            100,
-            50,
-            CIFAR,
-            "uoft-cs/cifar100",
+            "cifar100", 100, 50, CIFAR, "uoft-cs/cifar100",
             Columns(image=("img", "image"), label=("fine_label", "label"), coarse=("coarse_label",)),
             note="60,000 colour images of 32×32, 20 coarse labels",
         ),
         Dataset(
-            "emnist",
-            62,
-            100,
-            MNIST,
-            "Royc30ne/emnist-byclass",
-            idx_prefix="emnist-byclass",
-            samples=0.1,
+            "emnist", 62, 100, MNIST, "Royc30ne/emnist-byclass", idx_prefix="emnist-byclass", samples=0.1,
             class_names=CHARACTERS,
             note="EMNIST by-class, 814,255 characters of 28×28, of which the paper uses a tenth",
         ),
         Dataset(
-            "emnist_sd19",
-            62,
-            100,
-            MNIST,
-            class_names=CHARACTERS,
+            "emnist_sd19", 62, 100, MNIST, class_names=CHARACTERS,
             note="a substitute for EMNIST by-class made from NIST SD19; local folder only, not comparable",
         ),
         Dataset(
-            "femnist",
-            62,
-            539,
-            MNIST,
-            "flwrlabs/femnist",
-            Columns(label=("character", "label"), owner=("writer_id",)),
-            partition="owner",
-            class_names=CHARACTERS,
+            "femnist", 62, 539, MNIST, "flwrlabs/femnist",
+            Columns(label=("character", "label"), owner=("writer_id",)), partition="owner", class_names=CHARACTERS,
             note="NIST SD19 by writer: a client is a writer",
         ),
     )
-}
+}  # fmt: skip
 
 
 def load(name: str, **options: Any) -> Federation:

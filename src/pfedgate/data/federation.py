@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedgate.core.seeds import numpy_generator
-from pfedgate.data.pool import ArrayPool, Normalise, Pool, Rows
+from pfedgate.data.pool import Normalise, Pool, Rows
 
 PARTS = ("train", "val", "test")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -212,32 +211,6 @@ class Federation:
         self._rows.share()
         self._bounds.share()
         return self
-
-    def scrambled(self, name: str, seed: int = 0) -> Federation:
-        """A copy whose labels in this part are random: whatever must not read them must not change."""
-        if not isinstance(self.pool, ArrayPool):
-            raise TypeError("only a federation whose labels are stored can be scrambled")
-        labels = self.pool.y(torch.arange(len(self.pool))).clone()
-        counts = np.diff(self._bounds.tensor.numpy())
-        named = np.repeat(np.tile([part == name for part in PARTS], len(self.ids)), counts)
-        rows = self._rows.tensor[torch.from_numpy(named)].long()
-        shape = (len(rows), *labels.shape[1:])
-        labels[rows] = torch.from_numpy(numpy_generator(seed, "scramble", name).integers(0, self.classes, shape))
-        return self._with_pool(self.pool.with_labels(labels))
-
-    def _with_pool(self, pool: Pool) -> Federation:
-        return Federation(
-            self.name,
-            pool,
-            self.ids,
-            self._rows,
-            self._bounds,
-            self._held_out,
-            classes=self.classes,
-            class_names=self.class_names,
-            prepare=self.prepare,
-            about=self.about,
-        )
 
     def describe(self) -> dict[str, Any]:
         """What this federation is, in plain values (fit for JSON): sizes, labels, how it was made."""

@@ -120,10 +120,6 @@ class ArrayPool:
         self._x.share()
         self._y.share()
 
-    def with_labels(self, y: Tensor) -> ArrayPool:
-        """The same inputs with other labels."""
-        return ArrayPool(self._x, Rows(y), image=self.image)
-
 
 class Normalise:
     """Raw input to what a model takes, one batch at a time, on the device the batch is on.
