@@ -166,7 +166,7 @@ def need_onnx() -> None:
 
 
 def parameters(module: nn.Module) -> int:
-    """Number of parameters."""
+    """Number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

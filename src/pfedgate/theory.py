@@ -118,7 +118,7 @@ class Generalisation:
     failure: float = 0.05  # δ: it holds with probability 1 − δ
     radius: float = 1.0  # R: all parameters lie in a ball of this size
     lipschitz: tuple[float, float, float] = (1.0, 1.0, 1.0)  # L_f, L_h, L_g: of loss, model and gate
-    constant: float = 1.0  # what O(·) hides
+    constant: float = 1.0  # the one that O(·) hides
 
     def __post_init__(self) -> None:
         f, h, g = self.lipschitz

@@ -102,6 +102,12 @@ def _info(clients: dict[str, int], **other: object) -> NodeInfo:
     )
 
 
+def test_a_journal_of_an_earlier_version_is_read() -> None:
+    data = {"raw_shape": [8, 8], "raw_type": "uint8", "shape": [1, 8, 8], "prepared_shape": [1, 8, 8]}
+    data |= {"prepared_type": "float32", "classes": 10, "class_names": None}
+    assert NodeInfo.read({"clients": {"a": 3}, "novel": {}, "data": data}) == _info({"a": 3})
+
+
 def test_nodes_must_agree_on_the_shape_of_data() -> None:
     with pytest.raises(ValueError, match=r"'a' and 'b' hold data of different shapes \(classes 10 and 3\).*classes"):
         Roll([_info({"a": 3}), _info({"b": 3}, classes=3)])

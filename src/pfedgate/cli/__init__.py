@@ -16,5 +16,5 @@ __all__ = ["app", "commands", "deploy", "lists", "main", "reproduce", "results",
 
 
 def main() -> None:
-    """Run the command `pfedgate`."""
+    """Run `pfedgate` with the arguments of the process."""
     app()

@@ -43,11 +43,11 @@ Settings = Annotated[
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with local copies of data sets (or set PFEDGATE_DATA).")
 ]
-WIDTH = 120  # of tables that go to a file or a pipe
+WIDTH = 120  # columns of tables that go to a file or a pipe
 
 
 def out() -> Console:
-    """The console for results."""
+    """The console that results go to."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
 

@@ -24,7 +24,7 @@ Track = Annotated[
     typer.Option("--track", metavar="tensorboard|wandb|mlflow", help="Send numbers of rounds there too. May repeat."),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved recipe as TOML and stop.")]
-# What a terminal has room for, of the columns of a report.
+# Columns of a report that a terminal has room for.
 SHOWN = {
     "last round": ("accuracy", "bottom_decile"),
     "best on validation": ("best_accuracy", "best_bottom_decile"),

@@ -111,7 +111,7 @@ class Part:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """Number of samples in the part."""
         return int(self.rows.shape[0])
 
     @cached_property
@@ -121,7 +121,7 @@ class Part:
 
     @cached_property
     def y(self) -> Tensor:
-        """Labels, int64."""
+        """Labels as whole numbers (int64) from 0."""
         return self._pool.y(self.rows)
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ class Federation:
         return self
 
     def describe(self) -> dict[str, Any]:
-        """What this federation is, in plain values (fit for JSON): sizes, labels, how it was made."""
+        """The federation in plain values (fit for JSON): sizes, labels, how samples were shared out."""
         counts = self.histogram()
         totals = counts.sum(1)
         return {
@@ -233,7 +233,7 @@ class Federation:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is derived from the ids is derived again on the other side.
+        # The other side derives clients and novel from the ids again.
         return {key: value for key, value in self.__dict__.items() if key not in ("clients", "novel")}
 
     def __repr__(self) -> str:

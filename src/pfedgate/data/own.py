@@ -35,10 +35,10 @@ class Samples(Protocol):
     """The part of torch's map-style Dataset that is used."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Number of samples in the data set."""
 
     def __getitem__(self, at: int, /) -> Any:
-        """A pair (input, label)."""
+        """One sample as a pair (input, label)."""
 
 
 def from_arrays(

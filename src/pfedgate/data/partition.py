@@ -29,7 +29,7 @@ class Partition:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
     def sizes(self) -> Ints:
-        """Samples of every client."""
+        """How many samples each client has."""
         return np.diff(self.offsets)
 
     def over(self, rows: Ints) -> Partition:

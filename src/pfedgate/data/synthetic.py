@@ -31,7 +31,7 @@ class SyntheticPool:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """Shape of one input as a model sees it."""
         return (self.features,)
 
     def __len__(self) -> int:

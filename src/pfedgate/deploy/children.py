@@ -57,7 +57,7 @@ def sweep(mark: str, patience: float = 5.0) -> None:
 
 
 def tree(root: int) -> list[psutil.Process]:
-    """Everything below a process."""
+    """All processes below one, however deep."""
     import psutil
 
     try:

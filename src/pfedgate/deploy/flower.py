@@ -122,7 +122,7 @@ def _open(folder: Path, recipe: Recipe) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Journal:
-    """What a server must remember beside its checkpoint: the experiment, its own starts, and everyone it has met."""
+    """The server's memory beside its checkpoint: the experiment, its own starts, and everyone it has met."""
 
     experiment: str
     starts: tuple[int, ...] = ()  # the commit at which each start of the server took up work

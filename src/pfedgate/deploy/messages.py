@@ -82,7 +82,7 @@ class NodeInfo:
 
     @property
     def ids(self) -> list[str]:
-        """Everyone the node holds."""
+        """All clients of the node, training and novel."""
         return [*self.clients, *self.novel]
 
     @classmethod

@@ -52,7 +52,7 @@ log = logging.getLogger("flwr")
 _PENDING = re.compile(r"pending-(\d+)-(\d+)")
 _SAFE = re.compile(r"[0-9a-f]{8,64}")  # an experiment's id becomes the name of a folder
 
-Data = Callable[[Mapping[str, Any]], Any]  # what a node was configured with -> a federation of its own
+Data = Callable[[Mapping[str, Any]], Any]  # a node's configuration -> a federation of its own
 
 
 class Holding:
@@ -88,7 +88,7 @@ class Relabelled:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """Number of samples in the part."""
         return self.part.n
 
     @property

@@ -21,10 +21,10 @@ class ModelInfo:
 
     name: str
     what: str
-    input_shape: Shape  # of one sample; the default of build()
+    input_shape: Shape  # one sample's; the default of build()
     classes: int
     params: int  # at these defaults
-    options: dict[str, object]  # what build() accepts beyond the shape, with the defaults
+    options: dict[str, object]  # accepted by build() beyond the shape, with the defaults
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def build(name: str, input_shape: Shape | None = None, classes: int | None = Non
 
 
 def options(name: str) -> dict[str, object]:
-    """What build() accepts for this model beyond the shape, with the defaults; nothing is built for it.
+    """Options that build() accepts for this model beyond the shape, with their defaults; nothing is built.
 
     >>> options("cnn_femnist")
     {'width': 1.0}
