@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from gate_trials import NESTED, PARAMS, TRIED, Found, Trial, around, main, run
-from pfedgate.engine.budgets import budgets
 from pfedgate.engine.endpoint import Scored
+from pfedgate.engine.roster import budgets
 
 OUT = Path(__file__).parent / "results" / "mixed_trials.jsonl"
 MIXED = {"0.5": 0.5, "0.1": 0.5}

@@ -122,7 +122,7 @@ def test_errors_need_only_the_standard_library() -> None:
         ("core/types.py", "from pfedgate.engine.server import run"),
         ("core/types.py", "from .. import engine"),
         ("algorithms/fedavg.py", "from ..engine.server import run"),
-        ("engine/inprocess.py", "import pfedgate.deploy.flower"),
+        ("engine/endpoint.py", "import pfedgate.deploy.flower"),
         ("engine/server.py", "def f():\n    from pfedgate import report"),
         ("data/pool.py", "from pfedgate.models import build"),
         ("gating/gate/network.py", "from pfedgate.core.types import State"),

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pfedgate import algorithms, models
 from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.seeds import generator
-from pfedgate.core.types import DataShape, Federation, Task
+from pfedgate.core.types import DataShape, Example, Federation, Task
 from pfedgate.engine import server as engine
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.processes import Processes
@@ -172,7 +171,7 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         steps=train.steps,
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
-        example=_example(shape, train.batch),
+        example=Example((train.batch, *shape.shape), shape.dtype),
     )
     return algorithms.build(recipe.algorithm.name, task, **recipe.algorithm.options)
 
@@ -221,20 +220,10 @@ def _factory(model: Any) -> Callable[[], nn.Module]:
     return factory
 
 
-def _example(shape: DataShape, batch: int) -> Tensor:
-    """A batch of noise as the model sees it, for methods that trace the model."""
-    size = (batch, *shape.shape)
-    if not shape.dtype.is_floating_point:
-        return torch.zeros(size, dtype=shape.dtype)  # tokens: 0 is in every vocabulary
-    noise = torch.randn(size, generator=generator(0, "example"), dtype=shape.dtype)
-    return noise.contiguous(memory_format=torch.channels_last) if noise.ndim == 4 else noise
-
-
 def _work(experiment: Experiment) -> float:
     """Floating-point operations of all rounds, estimated as if every method trained the dense model once."""
     task, options, federation = experiment.algorithm.task, experiment.options, experiment.federation
-    assert task.example is not None
-    each = flops_per_sample(task.model, None, task.example.shape[1:], task.example.dtype, True)
+    each = flops_per_sample(task.model, None, torch.Size(task.inputs.shape[1:]), task.inputs.dtype, True)
     seen = federation.clients[:200]  # the mean of some will do, and there may be very many
     mean = sum(federation.part(client, "train").n for client in seen) / max(1, len(seen))
     number = len(federation.clients)

@@ -18,6 +18,7 @@ from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.algorithms.pfedgate.personal import Setting, fresh_gate, log_frequencies, plan_tiles, workspace
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES
 from pfedgate.core import measure
+from pfedgate.core.mergers import merge
 from pfedgate.core.state import flat, pick
 from pfedgate.core.types import CPU, Card, Local, Optim, Round, Task, Update
 from pfedgate.engine import server as engine
@@ -95,7 +96,7 @@ def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> No
         return Update({BLOCKS: chosen, VALUES: torch.full((int(tiles.sizes[chosen.long()].sum()),), value)}, weight)
 
     sent = [(Card("a", 1), update([0, 1], 1.0, 1.0)), (Card("b", 3), update([1, 2], 5.0, 3.0))]
-    merged = flat(pick(algorithm.merge(server, iter(sent), Round()), names))
+    merged = flat(pick(merge(algorithm.merger(server, Round()), iter(sent)), names))
     for tile, expected in ((0, 1.0), (1, 4.0), (2, 5.0)):
         assert merged[tiles.positions(torch.tensor([tile]))].unique().tolist() == [expected]
     rest = tiles.positions(torch.arange(3, tiles.count))

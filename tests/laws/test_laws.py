@@ -25,10 +25,10 @@ from tests.laws.world import (
     same,
 )
 
+from pfedgate.core.mergers import merge
 from pfedgate.core.state import digest
 from pfedgate.core.types import Card, Round, State
-from pfedgate.engine.endpoint import Endpoint
-from pfedgate.engine.inprocess import InProcess
+from pfedgate.engine.endpoint import Endpoint, Serialised
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import run
 from pfedgate.engine.store import MemoryStore
@@ -133,7 +133,7 @@ def test_nothing_private_is_on_the_wire(name: str, model: str) -> None:
 
     algorithm, fed = example(name, model), federation()
     options = replace(OPTIONS, rounds=2)
-    done = go(algorithm, fed, options, exchange=partial(InProcess, tap=tap))
+    done = go(algorithm, fed, options, exchange=partial(Serialised, tap=tap))
     counted = go(algorithm, fed, options)
     same(done, counted)  # sizes are those of the real messages, too
     assert messages
@@ -202,7 +202,7 @@ def test_methods_are_pure(name: str, model: str) -> None:
     again, kept_again = algorithm.train(got, private, local)
     assert (digest(update.shared), digest(kept)) == (digest(again.shared), digest(kept_again))
     assert (update.weight, dict(update.metrics)) == (again.weight, dict(again.metrics))
-    merged = algorithm.merge(server, [(card, update)], round)
+    merged = merge(algorithm.merger(server, round), [(card, update)])
     algorithm.personalise(got, kept, local)
     algorithm.adapt(got, private, local)
     algorithm.landed(got, update)

@@ -234,7 +234,7 @@ def learnt(run: Run) -> Text:
     costs = [f"up {size(summary['bytes_up'])}", f"down {size(summary['bytes_down'])}", scaled(summary["flops"], "FLOP")]
     if summary.get("density") is not None:
         costs.insert(0, f"{percent(summary['density'])} of the model used")
-    lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(summary['peak_bytes'])}"))
+    lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(summary['resident_bytes'])}"))
     if summary.get("refused"):
         lines.append(Text(f"{summary['refused']} updates were refused: see metrics.jsonl", style="yellow"))
     return Text("\n").join(lines)

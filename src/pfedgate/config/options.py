@@ -137,18 +137,18 @@ def federation(name: str, options: Mapping[str, Any], *, novel: float = 0.0, see
 def of_dataclass(cls: type[Any], *, leave_out: Sequence[str] = ()) -> dict[str, Option]:
     """The fields of a dataclass as options.
 
-    >>> from pfedgate.core.schedule import Schedule
+    >>> from pfedgate.core.types import Schedule
     >>> of_dataclass(Schedule)["gamma"]
     Option(name='gamma', type=<class 'float'>, default=0.1, why='multi_step: factor at a milestone')
     """
-    hints, reasons = _hints(cls), comments(cls)
+    hints, reasons = _hints(cls), comments(cls)  # type: ignore[arg-type]
     options: dict[str, Option] = {}
     for field in dataclasses.fields(cls):
         if field.name in leave_out or not field.init:
             continue
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
-        if dataclasses.is_dataclass(default) and default is not REQUIRED:
+        if dataclasses.is_dataclass(default):
             for inner in of_dataclass(type(default)).values():
                 name = f"{field.name}.{inner.name}"
                 options[name] = Option(name, inner.type, getattr(default, inner.name), inner.why)
@@ -174,7 +174,7 @@ def of_function(function: Callable[..., Any], *, leave_out: Sequence[str] = ()) 
 
 
 @cache  # a study resolves hundreds of recipes
-def _hints(declared: Any) -> dict[str, Any]:
+def _hints(declared: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(declared)
     except NameError:  # a type imported only for the type checker: any value goes, the code itself will object

@@ -48,8 +48,7 @@ from pfedgate.config.sections import (
     Train,
 )
 from pfedgate.core.errors import RecipeError, unknown
-from pfedgate.core.schedule import Schedule
-from pfedgate.core.types import Optim
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 
 __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
@@ -265,18 +264,19 @@ def _current(table: Layer, section: str, names: Mapping[str, str]) -> dict[str, 
         if key in inner and not isinstance(value, Mapping):
             raise RecipeError(f"{section}.{key} is a table of settings, got {value!r}")
         flat |= {f"{key}.{name}": item for name, item in value.items()} if key in inner else {key: value}
-    current, notes = dict(flat), []
-    for key in flat.keys() & RENAMED.get(place, {}).keys():
-        notes.append(f"{section}.{key} is {section}.{RENAMED[place][key]} now")
-        current[RENAMED[place][key]] = current.pop(key)
-    for key in flat.keys() & GONE.get(place, {}).keys():
-        default, reason = GONE[place][key]
-        value = current.pop(key)
-        if (list(value) if isinstance(value, tuple) else value) != default:
-            raise RecipeError(f"{section}.{key} = {toml.dump(value)} is no longer possible: {reason}")
-        notes.append(f"{section}.{key} is gone")
+    names_now, gone, notes = RENAMED.get(place, {}), GONE.get(place, {}), []
+    current: dict[str, Any] = {}
+    for key, value in flat.items():
+        if key in gone:
+            default, reason = gone[key]
+            if (list(value) if isinstance(value, tuple) else value) != default:
+                raise RecipeError(f"{section}.{key} = {toml.dump(value)} is no longer possible: {reason}")
+            notes.append(f"{key} is gone")
+        else:
+            current[names_now.get(key, key)] = value
+            notes += [f"{key} is {names_now[key]} now"] if key in names_now else []
     if notes:
-        warnings.warn(f"a recipe of an earlier version: {'; '.join(sorted(notes))}", stacklevel=3)
+        warnings.warn(f"[{section}] is of an earlier version: {', '.join(notes)}", stacklevel=3)
     return current
 
 

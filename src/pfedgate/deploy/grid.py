@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from pfedgate.core.types import Card, Round, State
 from pfedgate.deploy.fleet import Answer, Fleet, QuorumError, parcel_of
 from pfedgate.deploy.messages import Parcel, ParcelError
 from pfedgate.engine import wire
-from pfedgate.engine.endpoint import Reply, Scored
+from pfedgate.engine.endpoint import Reply, Scored, checked
 from pfedgate.engine.store import Store
 from pfedgate.training.fit import Score
 
@@ -47,9 +48,9 @@ class GridExchange:
         gots = {card.id: self.algorithm.send(server, card, round) for card in cards}
         answers, downs = self._send("train", cards, gots, round, ())
         # A quorum needs all verdicts before the first update is merged. Each answer is let go when it is opened.
-        replies = [
+        replies = deque(
             self._reply(card, gots[card.id], answers.pop(card.id, None), round, downs.get(card.id, 0)) for card in cards
-        ]
+        )
         usable = sum(reply.update is not None for reply in replies)
         needed = max(1, math.ceil(self.fleet.deploy.quorum * len(cards)))
         if usable < needed:
@@ -59,7 +60,8 @@ class GridExchange:
                 f"{self.fleet.deploy.deadline:.0f} s, {needed} are needed ({reasons}). Start the same run again to go "
                 "on from the last checkpoint, or change deploy.deadline or deploy.quorum"
             )
-        yield from replies
+        while replies:
+            yield replies.popleft()  # a merged update is let go
 
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of the clients that answered in time: models are scored where the data is, numbers travel."""
@@ -124,17 +126,12 @@ class GridExchange:
             arrived = wire.decode(message)
         except (ParcelError, wire.WireError) as error:
             return Reply(card, None, down, 0, str(error))
-        reason = self._fault(card, got, arrived, round)
-        if reason:
-            return Reply(card, None, down, len(message), reason)
-        return Reply(card, arrived.update, down, len(message) if arrived.update.shared else 0)
-
-    def _fault(self, card: Card, got: State, arrived: wire.Arrived, round: Round) -> str:
         if arrived.client != card.id:
-            return f"the update is that of client {arrived.client!r}"
+            return Reply(card, None, down, len(message), f"the update is that of client {arrived.client!r}")
         if arrived.round != round.index:
-            return f"the update is that of round {arrived.round + 1}"
-        return wire.fault(arrived.update) or self.algorithm.check(got, arrived.update) or ""
+            return Reply(card, None, down, len(message), f"the update is that of round {arrived.round + 1}")
+        up = len(message) if arrived.update.shared else 0
+        return checked(self.algorithm, got, Reply(card, arrived.update, down, up))
 
 
 def _result(card: Card, answer: Answer | None) -> tuple[dict[str, Any], Parcel]:

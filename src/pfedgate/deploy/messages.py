@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from pfedgate.core.types import Budget, Card, DataShape
-from pfedgate.engine.budgets import budgets
-from pfedgate.engine.roster import Cards
+from pfedgate.engine.roster import Cards, budgets
 
 ABOUT, BODIES, TEXT = "about", "bodies", "json"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.uint8, torch.float32, torch.int64, torch.int32)}

@@ -115,8 +115,10 @@ class Run:
         """The numbers of a table row; empty until the run has ended."""
         if not self.finished:
             return {}
-        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        return found
+        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        if "peak_bytes" in summary:  # its name in folders of earlier versions
+            summary["resident_bytes"] = summary.pop("peak_bytes")
+        return summary
 
     def server(self, which: str = "last") -> State:
         """The server's State: of the last checkpoint, or the one that was "best" on validation."""

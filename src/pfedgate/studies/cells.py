@@ -22,6 +22,7 @@ from pfedgate import algorithms, experiment
 from pfedgate.config import options as catalogue
 from pfedgate.config.options import SECTIONS, options_of
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
+from pfedgate.core.mergers import merge
 from pfedgate.core.types import Round
 from pfedgate.engine import jobs, metrics
 from pfedgate.engine.checkpoint import FolderBusy
@@ -237,7 +238,9 @@ def global_model(run: Run) -> Record:
             found |= {name: scores["accuracy"], f"{name}_bottom_decile": scores["bottom_decile"]}
             if name == "global":
                 replies = reach.train(server, round, [[card] for card in roster])
-                server = plain.merge(server, ((r.card, r.update) for r in replies if r.update is not None), round)
+                server = merge(
+                    plain.merger(server, round), ((r.card, r.update) for r in replies if r.update is not None)
+                )
     return found
 
 

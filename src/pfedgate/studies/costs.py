@@ -23,6 +23,7 @@ from pfedgate import experiment
 from pfedgate.config.recipe import Recipe
 from pfedgate.core import measure
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import merge
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import nbytes
 from pfedgate.core.types import Card, Round, State
@@ -31,6 +32,7 @@ from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import one_thread
 from pfedgate.engine.store import MemoryStore, write_atomically
+from pfedgate.engine.workers import steady
 from pfedgate.runs.environment import environment
 from pfedgate.studies import complexity as formulas
 from pfedgate.studies import rows, scales
@@ -38,7 +40,6 @@ from pfedgate.studies.cells import Cell, code_version
 from pfedgate.studies.declare import Column, Row, Study
 from pfedgate.studies.scales import World
 from pfedgate.studies.schedule import Order
-from pfedgate.training.memory import steady
 
 LATEST = "counted"  # what was added last to `Bench.told`: records without it are measured anew
 ROUNDS = 4  # the first ones may differ: a warm-up, something sent or made once
@@ -82,7 +83,7 @@ class Bench:
         """The server's part of it."""
         assert reply.update is not None
         with seeded(0, "merge"):
-            self.server = self.algorithm.merge(self.server, [(reply.card, reply.update)], self.round)
+            self.server = merge(self.algorithm.merger(self.server, self.round), [(reply.card, reply.update)])
 
     def model(self) -> nn.Module:
         """The client's model, as it is used."""
@@ -101,8 +102,7 @@ class Bench:
         reply = self.train()
         assert reply.update is not None
         got = self.algorithm.send(self.server, self.card, self.round)
-        model, example = self.model(), self.algorithm.task.example
-        assert example is not None
+        model, example = self.model(), self.algorithm.task.inputs.batch()
         with torch.no_grad():
             inference = measure.flops(lambda: model(example)) / len(example)
         server_bytes = nbytes(self.server)

@@ -93,7 +93,8 @@ def _work(recipe: Recipe) -> float:
     budget = recipe.clients.budget
     if recipe.algorithm.name == "pfedgate":
         return 0.15 + (float(budget) if isinstance(budget, (int, float)) else 0.5)
-    return methods.measured(recipe.algorithm.name).compute
+    cost = methods.cost_of(recipe.algorithm.name)
+    return 1.0 if cost is None else cost.compute
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ features, unit blocks, a start from the client's labels; as published, the gate 
 literal.
 
 This file holds the method and its options, `personal` a client's gated model while it works and the start of its gate,
-`tiles` how a model is cut into parts that travel, and `sparse` the half of an algorithm that sends and merges them.
+and `tiles` how a model is cut into parts, which are sent and merged.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms import register
+from pfedgate.algorithms.pfedgate import tiles as wire
 from pfedgate.algorithms.pfedgate.personal import (
     Personal,
     Setting,
@@ -31,12 +32,13 @@ from pfedgate.algorithms.pfedgate.personal import (
     wire_tiles,
     workspace,
 )
-from pfedgate.algorithms.pfedgate.sparse import SendsTiles
-from pfedgate.algorithms.pfedgate.tiles import BLOCKS, Tiles
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS, SparseMean, TileMean, Tiles
+from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import smallest_batch
-from pfedgate.core.state import inside, under
-from pfedgate.core.types import CPU, Card, Local, State, Update
+from pfedgate.core.state import flat, inside, pick, under
+from pfedgate.core.types import CPU, Card, Local, Round, State, Update
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.selection.budget import Budget
@@ -46,9 +48,10 @@ from pfedgate.training.workspace import Batch
 
 @register("pfedgate")
 @dataclass(frozen=True)
-class PFedGate(SendsTiles):
+class PFedGate(Algorithm):
     """Sparse personal models from a private gate."""
 
+    upload: float | None = None  # hard cap on the upload, as a share of the dense one; the rest is sent later
     gate_lr: float = 0.01  # eta of the paper; more makes gates fit a client's few samples instead of the client
     resources: str = "all"  # what a plain number as budget binds: "all", or "params" (the paper's s)
     split: str = "unit"  # what a block is: whole units can be skipped, not only masked
@@ -110,6 +113,44 @@ class PFedGate(SendsTiles):
         stepper = self._stepper(personal, local)
         loss, _ = loop(self.task, local, lambda batch: personal.step(stepper, self.task.loss, batch, self._size))
         return loss, personal.live_tiles(stepper)
+
+    def pack(self, got: State, vector: Tensor, ids: Tensor, private: State) -> tuple[State, State]:
+        """The upload of a trained `vector`, and under a cap the rest, which stays private for later.
+
+        Tiles travel as values, or under a cap as differences to what the client got, because what is left behind now
+        must add up later.
+        """
+        if self.upload is None:
+            return wire.pack_tiles(vector, ids, self.tiles), {}
+        difference = vector.cpu() - flat(pick(got, self.names)).cpu()
+        difference = difference + private.get("residual", torch.zeros_like(difference))
+        waiting = torch.zeros(self.tiles.count, dtype=torch.bool)
+        waiting[ids] = True
+        waiting[self.tiles.owner[difference != 0]] = True
+        room = int(self.upload * 4 * self.tiles.length)
+        ids, residual = wire.cap_upload(difference, waiting.nonzero()[:, 0], self.tiles, room)
+        return wire.pack_tiles(difference, ids, self.tiles), {"residual": residual}
+
+    def merger(self, server: State, round: Round) -> SparseMean:
+        """Each tile: the mean over the clients that sent it, weights renormalised; an unsent one is unchanged."""
+        vector = flat(pick(server, self.names))
+        mean = TileMean(vector, self.tiles, delta=self.upload is not None, total=round.total)
+        buffers = {name: value for name, value in server.items() if name not in set(self.names)}
+        return SparseMean(server, self.names, mean, WeightedMean(buffers, round.total))
+
+    def landed(self, got: State, update: Update) -> State:
+        """The client's copy after training: the tiles it sent, in their places."""
+        vector = flat(pick(got, self.names)).cpu()
+        if self.upload is not None:
+            vector = vector + wire.unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
+        else:
+            vector = wire.unpack_tiles(update.shared, self.tiles, vector)
+        return {**got, **wire.shaped(vector, self.names, got), **wire.beside(update)}
+
+    def check(self, got: State, update: Update) -> str | None:
+        """Block ids in range and unique, as many values as they need; buffers as sent."""
+        buffers = Update(wire.beside(update), update.weight)
+        return wire.fault_in_tiles(update.shared, self.tiles) or super().check(got, buffers)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client trains its gate; the shared model stays as it is."""

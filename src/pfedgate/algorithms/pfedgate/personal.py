@@ -22,7 +22,7 @@ from pfedgate.algorithms.pfedgate.tiles import Tiles
 from pfedgate.core.modules import persistent_buffers
 from pfedgate.core.seeds import generator, seeded
 from pfedgate.core.state import flat, pick
-from pfedgate.core.types import Local, Loss, Optim, State, Task
+from pfedgate.core.types import Example, Local, Loss, Optim, State, Task
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.start import rank
 from pfedgate.gating.optimizer import LiveOptimizer
@@ -177,16 +177,14 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 def workspace(task: Task, setting: Setting, device: torch.device) -> Personal:
     """The process's workspace for this model and setting; its contents are whatever the last user left."""
-    if task.example is None:
-        raise ValueError("pFedGate plans its blocks from a batch: give the task an example (Task(example=...))")
-    return _workspace(task.model, task.example, setting, device)
+    return _workspace(task.model, task.inputs, setting, device)
 
 
 @lru_cache(maxsize=16)
-def _workspace(task_model: Any, example: Tensor, setting: Setting, device: torch.device) -> Personal:
+def _workspace(task_model: Any, example: Example, setting: Setting, device: torch.device) -> Personal:
     with seeded(0, "skeleton"):
         model: nn.Module = task_model()
-        return Personal(setting.build(model.to(device), example.to(device)), task_model)
+        return Personal(setting.build(model.to(device), example.batch().to(device)), task_model)
 
 
 @lru_cache(maxsize=16)
