@@ -258,6 +258,17 @@ def test_data_show_prints_and_draws(pf: Callable[..., Any]) -> None:
     assert "needs no preparation" in pf("data", "prepare", "digits").stdout
 
 
+def test_data_show_needs_no_extra_unless_a_picture_is_asked_for(
+    pf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plot(*given: object) -> Path:
+        raise ImportError("drawing needs another package")
+
+    monkeypatch.setattr("pfedgate.data.show.plot", plot)
+    assert "not drawn: drawing needs" in pf("data", "show", "digits").stdout
+    assert "drawing needs" in pf("data", "show", "digits", "--plot", "p.svg", code=1).stderr
+
+
 def test_lists_are_complete(pf: Callable[..., Any]) -> None:
     told = pf("algorithms").stdout
     assert all(f"│ {name} " in told for name in algorithms.names())

@@ -126,8 +126,13 @@ def show(
         console.print(f"… and {len(federation.ids) - limit} more: --limit {len(federation.ids)}", highlight=False)
     for fact, text in showing.facts(federation).items():
         console.print(f"{fact + ':':12}{text}", highlight=False, markup=False, soft_wrap=True)
-    picture = showing.plot(federation, plot or Path(f"{name}-partition.png"))
-    console.print(f"drawn in {picture}", highlight=False, soft_wrap=True)
+    try:
+        picture = showing.plot(federation, plot or Path(f"{name}-partition.png"))
+        console.print(f"drawn in {picture}", highlight=False, soft_wrap=True)
+    except ImportError as error:
+        if plot is not None:
+            raise
+        console.print(f"not drawn: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 @group.command("prepare")
