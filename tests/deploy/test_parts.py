@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,22 +29,28 @@ NAME = "0123456789abcdef"
 
 
 # -- settings
-def test_a_run_goes_over_the_recipe_and_mistakes_are_named() -> None:
+def test_a_run_goes_over_the_recipe() -> None:
     recipe = flower.read({"deploy": {"quorum": 0.5}}, {"set": "deploy.quorum=0.75; train.rounds=3;", "folder": "x"})
     assert (recipe.deploy.quorum, recipe.train.rounds) == (0.75, 3)
-    with pytest.raises(RecipeError, match="did you mean 'deadline'"):
-        flower.read({"deploy": {"deadlin": 3}})
-    with pytest.raises(RecipeError, match="unknown section 'depoly': did you mean 'deploy'"):
-        flower.read({"depoly": {"deadline": 3}})
-    with pytest.raises(RecipeError, match=r"'deadline': it belongs in \[deploy\]"):
-        flower.read({"train": {"deadline": 3}})
-    with pytest.raises(RecipeError, match=r"deploy\.nodes must be a whole number, got 2\.5"):
-        flower.read({}, {"set": "deploy.nodes=2.5"})
-    for never in ({"deadline": 0}, {"start": -1}, {"deadline": float("inf")}, {"nodes": 0}):
-        with pytest.raises(RecipeError, match="seconds > 0"):
-            flower.read({"deploy": never})
-    with pytest.raises(RecipeError, match="quorum"):
-        flower.read({"deploy": {"quorum": 1.5}})
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"deploy": {"deadlin": 3}}, "did you mean 'deadline'"),
+        ({"depoly": {"deadline": 3}}, "unknown section 'depoly': did you mean 'deploy'"),
+        ({"train": {"deadline": 3}}, r"'deadline': it belongs in \[deploy\]"),
+        ({"deploy": {"nodes": 2.5}}, r"deploy\.nodes must be a whole number, got 2\.5"),
+        ({"deploy": {"deadline": 0}}, "seconds > 0"),
+        ({"deploy": {"start": -1}}, "seconds > 0"),
+        ({"deploy": {"deadline": math.inf}}, "seconds > 0"),
+        ({"deploy": {"nodes": 0}}, "seconds > 0"),
+        ({"deploy": {"quorum": 1.5}}, "quorum"),
+    ],
+)
+def test_mistakes_in_the_section_deploy_are_named(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        flower.read(tables)
 
 
 def test_one_recipe_serves_one_process_and_a_fleet(tmp_path: Path) -> None:
@@ -71,8 +78,7 @@ def test_what_a_newer_order_overtook_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_new_start_of_the_server_drops_what_it_will_do_anew(tmp_path: Path) -> None:
-    first = [take(tmp_path, NAME, "own", [0], serial + 1, serial) for serial in range(1)]
-    first[0].put("anna", {"gate": torch.zeros(1)})  # commit 0
+    take(tmp_path, NAME, "own", [0], 1, 0).put("anna", {"gate": torch.zeros(1)})  # commit 0
     take(tmp_path, NAME, "own", [0], 2, 1).put("anna", {"gate": torch.ones(1)})  # commit 1, on record
     take(tmp_path, NAME, "own", [0], 3, 2).put("anna", {"gate": torch.full((1,), 2.0)})  # commit 2, never was
     # The server died and starts again with commit 2; this node hears of it only at commit 4.
