@@ -183,7 +183,7 @@ def _bound(plan: experiment.Experiment, budget: float) -> float:
     """Theorem 1 for this model and these clients, all unknown constants taken as 1."""
     with torch.random.fork_rng():
         model = plan.algorithm.task.model()
-    gated = pfedgate.gate(model, plan.algorithm.task.example, budget)
+    gated = pfedgate.gate(model, plan.algorithm.task.inputs.batch(), budget)
     clients = plan.federation.clients
     bound = theory.Generalisation(gated.plan.size, gated.gate.size, len(clients), sparsity=budget)
     return bound.gap(statistics.mean(plan.federation.part(client, "train").n for client in clients))

@@ -41,12 +41,17 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for (PEP 562)."""
-    if name not in __all__:
+    """Import a public name or a room when it is first asked for (PEP 562)."""
+    home = next((home for home, names in _HOMES.items() if name in names), name)
+    try:
+        module = importlib.import_module(f"pfedgate.{home}") if not name.startswith("_") else None
+    except ModuleNotFoundError as error:
+        if error.name != f"pfedgate.{name}":
+            raise
+        module = None
+    if module is None:
         raise AttributeError(f"module 'pfedgate' has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    value = importlib.import_module(f"pfedgate.{home or name}")
-    globals()[name] = value if home is None else getattr(value, name)
+    globals()[name] = module if home == name else getattr(module, name)
     return globals()[name]
 
 
