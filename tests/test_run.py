@@ -223,6 +223,7 @@ def test_the_example_is_nobodys_data() -> None:
     assert examples[0] == examples[1] == Example((64, 1, 8, 8), torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:the gate has")
 def test_planning_a_recipe_again_traces_nothing_again() -> None:
     recipe = resolve({**TINY, "model": {"name": "cnn_digits"}})
     tasks = [plan(recipe).algorithm.task for _ in range(3)]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.data.scrambling import scrambled
 from tests.laws.world import (
     ALGORITHMS,
     MODELS,
@@ -86,12 +87,12 @@ def test_global_generators_are_neither_read_nor_changed(name: str) -> None:
 def test_test_labels_are_never_read_in_training(name: str) -> None:
     options = replace(OPTIONS, evaluate_every=1)
     fed = federation()
-    true, scrambled = go(example(name), fed, options), go(example(name), fed.scrambled("test"), options)
-    same(true, scrambled)
-    for a, b in zip(true.result.history, scrambled.result.history, strict=True):
+    true, other = go(example(name), fed, options), go(example(name), scrambled(fed, "test"), options)
+    same(true, other)
+    for a, b in zip(true.result.history, other.result.history, strict=True):
         assert a["after_broadcast"]["val_accuracy"] == b["after_broadcast"]["val_accuracy"]
         assert a["after_broadcast"]["loss"] != b["after_broadcast"]["loss"], "the scores did not notice: no test"
-    assert true.result.summary["best_round"] == scrambled.result.summary["best_round"]
+    assert true.result.summary["best_round"] == other.result.summary["best_round"]
 
 
 @every

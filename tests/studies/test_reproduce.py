@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate.cli import app
-from pfedgate.cli.layers import over
+from pfedgate.cli.base import over
 from pfedgate.engine import jobs
 from pfedgate.engine.checkpoint import alone
 from pfedgate.runs import folder as runfolder

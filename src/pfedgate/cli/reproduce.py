@@ -9,9 +9,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import over
-from pfedgate.runs.progress import Steps, size
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, over
 
 if TYPE_CHECKING:
     from pfedgate.studies import Cells, Order, Study
@@ -66,6 +64,7 @@ def reproduce(
     """
     from pfedgate import studies
     from pfedgate.engine.workers import cores
+    from pfedgate.runs.progress import Steps
     from pfedgate.studies import Order, scales
 
     if not names:
@@ -126,6 +125,7 @@ def _list() -> Table:
 
 
 def _estimate(chosen: list[Study], order: Order) -> str:
+    from pfedgate.runs.progress import size
     from pfedgate.studies.estimate import estimate, long, repeats
     from pfedgate.studies.schedule import select
 

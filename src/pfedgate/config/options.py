@@ -23,8 +23,8 @@ from pfedgate import algorithms, models
 from pfedgate.config.sections import Clients, Deploy, Evaluate, Session, Train
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, synthetic
-from pfedgate.data.options import Options as DataOptions
-from pfedgate.data.options import Sharing
+from pfedgate.data.sharing import Options as DataOptions
+from pfedgate.data.sharing import Sharing
 
 REQUIRED = dataclasses.MISSING
 GIVEN = "given"  # the name of data or a model that came as a Python object

@@ -4,7 +4,8 @@
     [model]      name, and the options of that model
     [algorithm]  name, and the hyper-parameters of that algorithm; [algorithm.gate] those of pFedGate's gate
     [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `sections`
-    [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1
+    [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1;
+                    also in NAME.tuned.toml beside the recipe, which `pfedgate tune --write` writes
 
 Later layers go over earlier ones: defaults, what fits the data set, the recipe, its [tuned.…], then each setting. An
 unknown section or key is an error that names the nearest; so is a value of the wrong type. Keys of earlier versions are
@@ -192,8 +193,8 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
     Traceback (most recent call last):
     pfedgate.core.errors.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
     """
-    read = [toml.read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
-    stack = [_spread(layer) for layer in read]
+    tables = [read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
+    stack = [_spread(table) for table in tables]
     names = _names(stack)
     merged: Tables = {section: {} for section in SECTIONS}
     named = {section: table["name"] for section, table in START.items()}
@@ -208,6 +209,23 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
         for section, table in _tuned(layer, names["algorithm"]).items():
             merged[section].update(_current(table, section, names))
     return _checked(merged)
+
+
+def tuned_path(recipe: str | Path) -> Path:
+    """The file beside a recipe that `pfedgate tune --write` writes.
+
+    >>> tuned_path("recipes/mine.toml").name
+    'mine.tuned.toml'
+    """
+    return Path(recipe).with_suffix(".tuned.toml")
+
+
+def read(path: str | Path) -> Layer:
+    """A recipe's file, and the tuned settings beside it of methods for which it has no [tuned.METHOD] itself."""
+    tables, beside = toml.read(path), tuned_path(path)
+    if beside.exists():
+        tables["tuned"] = {**toml.read(beside).get("tuned", {}), **tables.get("tuned", {})}
+    return tables
 
 
 def _tuned(layer: Tables, name: str) -> Tables:

@@ -49,13 +49,13 @@ class Federation(Protocol):
 class DataShape:
     """The form of a data set: all that planning a model needs to know, so that no sample must be read.
 
-    >>> DataShape(10, (1, 8, 8), torch.uint8).shape
+    >>> DataShape(10, (1, 8, 8), torch.float32).shape
     (1, 8, 8)
     """
 
     classes: int
-    shape: tuple[int, ...]  # of one raw sample, as stored
-    dtype: torch.dtype  # of a raw sample
+    shape: tuple[int, ...]  # of one input as a model takes it
+    dtype: torch.dtype  # of an input as a model takes it
 
 
 @dataclass(frozen=True)
