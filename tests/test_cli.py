@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import pfedgate
 from pfedgate import algorithms, experiment, models
 from pfedgate.cli import app
-from pfedgate.cli.outcome import table
+from pfedgate.cli.summary import table
 from pfedgate.config import toml
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.progress import Pace, Progress

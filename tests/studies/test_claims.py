@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from pfedgate.studies.claims import claims, close
 from pfedgate.studies.declare import ACC, FIRST_SEED, Claim, Row, Study
-from pfedgate.studies.outcome import Outcomes
+from pfedgate.studies.outcome import Outcomes, claims, close
 from pfedgate.studies.page import _winners
-from pfedgate.studies.schedule import repeated
+from pfedgate.studies.sweep import repeated
 
 GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
 

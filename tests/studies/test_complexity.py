@@ -12,21 +12,22 @@ import pytest
 
 from pfedgate.config.recipe import Recipe
 from pfedgate.engine.metrics import Record
-from pfedgate.studies import complexity, costs, measured, paper, scales
-from pfedgate.studies.schedule import Order
+from pfedgate.studies import bench, complexity, paper
+from pfedgate.studies.declare import TINY
+from pfedgate.studies.sweep import Campaign
 
-METHODS = {row.name: row.method for row in costs.COMPLEXITY_ROWS}
-TRAINING, INFERENCE = (line.title for line in complexity.LINES[:2])
+METHODS = {row.name: row.method for row in bench.COMPLEXITY_ROWS}
+TRAINING, INFERENCE = (line.title for line in complexity.QUANTITIES[:2])
 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     """On a small network with convolutions, where FLOPs do not go with parameters."""
-    order = Order(scales.TINY, Path("nowhere"))
-    column, world = costs._first(order)
+    campaign = Campaign(TINY, Path("nowhere"))
+    column, world = bench.data_of(campaign)
     settings = {name: value for name, value in world.settings.items() if not name.startswith("model.")}
     conv = replace(world, settings={**settings, "model.name": "cnn_digits"})
-    return complexity.lines(costs.measured(costs._recipes(order, costs.COMPLEXITY_ROWS, column, conv), 1), METHODS)
+    return complexity.lines(bench.measured(bench.recipes_of(campaign, bench.COMPLEXITY_ROWS, column, conv), 1), METHODS)
 
 
 @pytest.mark.parametrize("quantity", [TRAINING, INFERENCE, "communication, up", "communication, down", "disk, client"])
@@ -44,15 +45,15 @@ def test_compute_is_not_the_share_of_parameters(found: list[dict[str, Any]]) -> 
 
 
 def test_what_cannot_be_predicted_is_left_open(found: list[dict[str, Any]]) -> None:
-    text = "\n".join(measured.complexities({"complexity": found}))
+    text = "\n".join(complexity.table({"complexity": found}))
     assert "| predicted, × FedAvg | measured, × FedAvg |" in text
     peak = next(line for line in text.split("## Peak memory")[1].splitlines() if line.startswith("| FedAvg"))
     assert peak.split(" | ")[3] == "–"
 
 
 def test_older_records_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of code that counted less do not break the page, with --any-code neither."""
-    order = Order(scales.TINY, tmp_path, any_code=True)
+    """Records of code that counted less do not break the page, with --any-version neither."""
+    campaign = Campaign(TINY, tmp_path, any_version=True)
     ran: list[int] = []
 
     class Here:
@@ -67,17 +68,17 @@ def test_older_records_are_measured_anew(tmp_path: Path, monkeypatch: pytest.Mon
             return self
 
         def result(self) -> dict[str, Record]:
-            return {name: {"ms": 1.0, costs.LATEST: 2.0} for name in self.names}
+            return {name: {"ms": 1.0, bench.LATEST: 2.0} for name in self.names}
 
-    monkeypatch.setattr(costs, "_fresh", Here)
+    monkeypatch.setattr(bench, "_fresh", Here)
     study = paper.get("table5")
     for expected in (1, 1):
-        costs.complexity(study, order)
+        bench.all_costs(study, campaign)
         assert len(ran) == expected
     path = tmp_path / "measures" / "table5.json"
     record = json.loads(path.read_text())
     for cost in record["costs"].values():
-        del cost[costs.LATEST]
+        del cost[bench.LATEST]
     path.write_text(json.dumps(record))
-    costs.complexity(study, order)
+    bench.all_costs(study, campaign)
     assert len(ran) == 2

@@ -11,7 +11,7 @@ import typer
 from pfedgate import experiment
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
 from pfedgate.cli.layers import label, of_method, over, tuned_note
-from pfedgate.cli.outcome import learnt, table, where
+from pfedgate.cli.summary import learnt, table, where
 from pfedgate.config import recipe as config
 from pfedgate.config.recipe import Recipe, RecipeError
 from pfedgate.runs import folder as runfolder

@@ -1,6 +1,6 @@
 """Worker processes: started once, one torch thread each, reached through a pipe.
 
-What they are told over the pipe is their owner's affair: `exchange.processes` sends them clients, `jobs` whole runs.
+What they are told over the pipe is their owner's affair: `processes` sends them clients, `parallel` whole runs.
 """
 
 from __future__ import annotations
