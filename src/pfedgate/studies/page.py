@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,13 @@ from pfedgate.studies.declare import DENSITY, Number, Q, Study, columns_of
 from pfedgate.studies.outcome import Outcomes, claims, spread
 from pfedgate.studies.sweep import Campaign
 
-POINT = "after the broadcast: each client's personal model, before any further local training"
+POINT = (
+    "after the broadcast: each client's personal model; FedAvg-FT and Per-FedAvg take gradient steps of their own first"
+)
+CAUTION = (
+    "Methods had unequal information and care here: read [what a review found](index.md#what-a-review-found) before "
+    "comparing rows."
+)
 
 
 def write(study: Study, campaign: Campaign, folder: Path) -> list[Path]:
@@ -140,6 +147,8 @@ def page(
 ) -> str:
     """The page to read."""
     lines = [f"# {study.name}: {study.title}", ""]
+    if len({row.method for row in study.rows}) > 1:
+        lines += [CAUTION, ""]
     if content["missing"]:
         lines += [f"**Not finished: {len(content['missing'])} cells are still missing.**", ""]
     for path in drawn:
@@ -151,7 +160,19 @@ def page(
     lines += _claims(content)
     lines += MEASURES[study.measure][1](content) if measures else []
     lines += [text for note in (study.note, _words(study, outcomes)) if note for text in (note, "")]
-    return "\n".join([*lines, *_about(content)]) + "\n"
+    return "\n".join(map(wrapped, [*lines, *_about(content)])) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """A line of a page as lines of at most 100 characters; tables, headings and commands stay whole.
+
+    >>> wrapped("- " + "word " * 24).splitlines()[1]
+    '  word word word word word'
+    """
+    if text.startswith(("|", "#", "![", "- Command:")):
+        return text
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _words(study: Study, outcomes: Outcomes) -> str:

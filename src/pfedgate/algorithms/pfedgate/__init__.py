@@ -7,7 +7,7 @@ the server averages each part over the clients that sent it (Algorithm 1). With 
 private too: the server never has them. A novel client trains these and its gate.
 
 Where we depart, and why: docs/explanation/what-makes-gating-work.md (M around 1, normalisation over blocks, pooled
-features, unit blocks, a start from the client's labels; as published, the gate does not train). `variant="paper"` is
+features, unit blocks, a start from the client's labels). `variant="paper"` is
 literal.
 """
 

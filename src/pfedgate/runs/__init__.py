@@ -1,0 +1,1 @@
+"""What a run leaves on disk, and what follows it: folder, gates, environment, progress, watch, trackers."""
