@@ -86,7 +86,8 @@ def _command(path: str, found: Any) -> str:
 
 def recipes() -> str:
     """Every section with its keys, defaults and reasons."""
-    from pfedgate.config import catalogue, toml
+    from pfedgate.config import options as catalogue
+    from pfedgate.config import toml
 
     parts = []
     for section in catalogue.SECTIONS:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import pfedgate
 from pfedgate import algorithms, experiment, models
 from pfedgate.cli import app
-from pfedgate.cli.summary import table
+from pfedgate.cli.commands import table
 from pfedgate.config import toml
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.progress import Pace, Progress
@@ -132,7 +132,7 @@ def test_a_warning_is_one_line(pf: Callable[..., Any], monkeypatch: pytest.Monke
         warnings.warn("this may be slow", stacklevel=1)
         return fedavg
 
-    monkeypatch.setattr("pfedgate.cli.lists.registry.get", warn)
+    monkeypatch.setattr("pfedgate.algorithms.get", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert set(pf("algorithms", "fedavg").stderr.splitlines()) == {"warning: this may be slow"}
@@ -256,6 +256,17 @@ def test_data_show_prints_and_draws(pf: Callable[..., Any]) -> None:
     assert "alpha=0.1" in told
     assert Path("p.svg").read_text().count("<path") > 10
     assert "needs no preparation" in pf("data", "prepare", "digits").stdout
+
+
+def test_data_show_needs_no_extra_unless_a_picture_is_asked_for(
+    pf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plot(*given: object) -> Path:
+        raise ImportError("drawing needs another package")
+
+    monkeypatch.setattr("pfedgate.data.show.plot", plot)
+    assert "not drawn: drawing needs" in pf("data", "show", "digits").stdout
+    assert "drawing needs" in pf("data", "show", "digits", "--plot", "p.svg", code=1).stderr
 
 
 def test_lists_are_complete(pf: Callable[..., Any]) -> None:

@@ -42,7 +42,7 @@ def started(count: int = 2, **trouble: str) -> Processes:
     return Processes(Troubled(task(), **trouble), federation(), TemporaryStore(), CPU, workers=count)
 
 
-def gone(pids: list[int], seconds: float = 10) -> bool:
+def gone(pids: list[Any], seconds: float = 10) -> bool:
     deadline = time.monotonic() + seconds
     while any(_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
@@ -106,9 +106,9 @@ def test_stopping_early_leaves_the_workers_usable() -> None:
 def test_closing_leaves_nothing_behind() -> None:
     exchange = started()
     list(exchange.train(exchange_server(), Round(), chunks()))
-    pids = [worker.process.pid for worker in exchange._workers]
+    pids = [child.pid for child in exchange._children]
     folder = exchange._folder
-    assert exchange.peak_bytes > 10**7
+    assert exchange.resident_bytes > 10**7
     exchange.close()
     assert gone(pids)
     assert not folder.exists()
@@ -140,4 +140,4 @@ def test_workers_are_stopped_when_a_run_fails() -> None:
     call: Callable[..., Any] = exchange
     with pytest.raises(ClientError):
         run(Troubled(task(), fails=federation().clients[0]), federation(), OPTIONS, exchange=call)
-    assert gone([worker.process.pid for worker in made[0]._workers])
+    assert gone([child.pid for child in made[0]._children])

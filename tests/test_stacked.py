@@ -60,7 +60,6 @@ def test_given_states_are_not_changed() -> None:
 
 def test_which_models_are_stacked() -> None:
     assert stackable(Task(partial(build, "mlp", (64,), 10)))
-    assert not stackable(Task(partial(build, "mlp", (64,), 10), optim=Optim(persist_momentum=True)))
     assert not stackable(Task(partial(build, "mlp", (64,), 10, dropout=0.1)))
     assert not stackable(Task(Noisy))
     assert not stackable(Task(partial(build, "cnn_cifar10")))

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import pfedgate
 from pfedgate import experiment
 from pfedgate.cli import app
-from pfedgate.cli.layers import tuned_note
+from pfedgate.cli.base import tuned_note
 from pfedgate.config import toml
 from pfedgate.config.recipe import RecipeError, resolve
 from pfedgate.data import from_arrays

@@ -202,18 +202,6 @@ def test_every_rate_follows_the_schedule_of_the_round(name: str, options: dict[s
 
 
 @every
-def test_private_state_can_be_kept_with_persistent_momentum(name: str, options: dict[str, Any]) -> None:
-    federation = clusters(SIZES)
-    kept, fresh = (
-        run(build(name, task(normed_mlp, persist_momentum=persist), **options), federation, rounds=2, evaluate_every=0)
-        for persist in (True, False)
-    )
-    # pFedMe's steps have no momentum by definition; the surrogate's optimiser has none by default.
-    same = name in ("pfedme", "mean_reg_mtl")
-    assert (digest(kept.server) == digest(fresh.server)) == same
-
-
-@every
 def test_other_optimisers_will_do(name: str, options: dict[str, Any]) -> None:
     result = run(build(name, task(normed_mlp, name="adam", lr=0.01), **options), clusters(SIZES), rounds=1)
     assert result.history[0]["refused"] == 0

@@ -15,13 +15,11 @@ from pfedgate.core.modules import module
 from pfedgate.core.state import equal, inside, under
 from pfedgate.core.types import Optim, Round, State, Task
 from pfedgate.engine.wire import packed_size
-from pfedgate.training.fit import fit
-from pfedgate.training.scan import forward_flops
+from pfedgate.training.fit import fit, forward_flops
 
 
-@pytest.mark.parametrize("persist", [False, True])
-def test_one_component_is_fedavg_bit_for_bit(persist: bool) -> None:
-    federation, given = clusters(), task(dropout_mlp, persist_momentum=persist)
+def test_one_component_is_fedavg_bit_for_bit() -> None:
+    federation, given = clusters(), task(dropout_mlp)
     expected = run(build("fedavg", given), federation, sample=0.6)
     found = run(build("fedem", given, components=1), federation, sample=0.6)
     assert equal(inside("0/", found.server), expected.server)

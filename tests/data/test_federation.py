@@ -14,11 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.scrambling import scrambled
 
 from pfedgate.data import Federation, from_arrays, load, synthetic
 from pfedgate.data.federation import PARTS, Ids
 from pfedgate.data.pool import Normalise
-from pfedgate.data.split import carve
+from pfedgate.data.sharing import carve
 
 
 def rows(federation: Federation, client: str, part: str) -> list[int]:
@@ -200,7 +201,7 @@ def test_other_inputs_pass_through_prepare():
 
 def test_scrambled_labels_change_one_part_only():
     federation = load("digits", clients=5)
-    other = federation.scrambled("test")
+    other = scrambled(federation, "test")
     for client in federation.ids:
         for part in ("train", "val"):
             assert torch.equal(federation.part(client, part).y, other.part(client, part).y)

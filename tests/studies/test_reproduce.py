@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate.cli import app
-from pfedgate.cli.layers import over
+from pfedgate.cli.base import over
 from pfedgate.engine.checkpoint import alone
 from pfedgate.runs import folder as runfolder
 from pfedgate.studies import Sweep, cells, names, page, paper, reproduce

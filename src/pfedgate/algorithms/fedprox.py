@@ -35,5 +35,5 @@ class FedProx(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs, pulled back to the received model at every step."""
-        done = fit(self.task, got, local, anchor=got, prox=self.mu, memory=private)
-        return Update(done.state, local.n, done.metrics), done.memory
+        done = fit(self.task, got, local, anchor=got, prox=self.mu)
+        return Update(done.state, local.n, done.metrics), {}

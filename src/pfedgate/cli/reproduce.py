@@ -9,9 +9,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import over
-from pfedgate.runs.progress import Steps, size
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, over
 
 if TYPE_CHECKING:
     from pfedgate.studies import Campaign, Study, Sweep
@@ -66,6 +64,7 @@ def reproduce(
     """
     from pfedgate import studies
     from pfedgate.engine.workers import cores
+    from pfedgate.runs.progress import Steps
 
     if not names:
         out().print(_list())
@@ -123,6 +122,7 @@ def _list() -> Table:
 
 
 def _estimate(declared: list[Study], campaign: Campaign) -> str:
+    from pfedgate.runs.progress import size
     from pfedgate.studies.sweep import estimate, long
 
     ahead = estimate(declared, campaign)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from pfedgate import tune as tuning
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import label, of_method, over
-from pfedgate.config import toml
-from pfedgate.config.recipe import Recipe, RecipeError
-from pfedgate.runs.progress import Steps, clock, percent
-from pfedgate.tune import tuned
-from pfedgate.tune.search import COMPLETE, PRUNED, Search
-from pfedgate.tune.space import Axis, axis, checked
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over
+from pfedgate.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from pfedgate.config.recipe import Recipe
+    from pfedgate.runs.progress import Steps
+    from pfedgate.tune.search import Search
+    from pfedgate.tune.space import Axis
 
 MOST_ROWS = 12  # of a table of trials; the journal has all of them
 
@@ -66,6 +65,11 @@ def tune(
 
     Finished trials are kept: after an interruption the same command goes on.
     """
+    from pfedgate import tune as tuning
+    from pfedgate.runs.progress import Steps
+    from pfedgate.tune import tuned
+    from pfedgate.tune.space import checked
+
     params = dict(map(_param, param or []))
     layers = over(set, data_dir)
     recipes = {label(method): of_method(recipe, layers, method) for method in methods}
@@ -96,6 +100,8 @@ def tune(
 
 
 def _param(text: str) -> tuple[str, Axis]:
+    from pfedgate.tune.space import axis
+
     name, equals, values = text.partition("=")
     if not equals or "." not in name:
         raise RecipeError(f"{text!r}: --param is written section.key=values, such as train.lr=0.02,0.05,0.1")
@@ -103,6 +109,8 @@ def _param(text: str) -> tuple[str, Axis]:
 
 
 def _check(methods: Sequence[str], recipes: dict[str, Recipe], path: Path | None, write: bool) -> None:
+    from pfedgate.tune import tuned
+
     names = [recipe.algorithm.name for recipe in recipes.values()]
     if len(recipes) < len(methods):
         raise RecipeError(f"the same method twice in {' '.join(methods)}")
@@ -116,6 +124,8 @@ def _check(methods: Sequence[str], recipes: dict[str, Recipe], path: Path | None
 
 
 def _watch(steps: Steps) -> Any:
+    from pfedgate.runs.progress import percent
+
     def tell(search: Search) -> None:
         best = search.best
         steps.at(
@@ -128,10 +138,16 @@ def _watch(steps: Steps) -> Any:
 
 
 def _words(params: dict[str, Any]) -> str:
+    from pfedgate.config import toml
+
     return ", ".join(f"{name.partition('.')[2]}={toml.dump(value)}" for name, value in params.items())
 
 
 def _trials(search: Search) -> Table:
+    from pfedgate.config import toml
+    from pfedgate.runs.progress import clock, percent
+    from pfedgate.tune.search import COMPLETE
+
     recipe = search.spec.recipe
     view = Table(title=f"{search.spec.label} on {recipe.data.name}, {recipe.train.rounds} rounds")
     view.add_column("trial", justify="right")
@@ -157,6 +173,9 @@ def _trials(search: Search) -> Table:
 
 
 def _methods(searches: Sequence[Search]) -> Table:
+    from pfedgate.runs.progress import clock, percent
+    from pfedgate.tune.search import PRUNED
+
     view = Table(title="the best of each method, on validation data")
     for title in ("method", "validation", "settings", "trials", "ended early", "time"):
         view.add_column(title, justify="left" if title in ("method", "settings") else "right")

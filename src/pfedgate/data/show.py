@@ -18,7 +18,7 @@ def header(federation: Federation) -> list[str]:
 def table(federation: Federation, limit: int | None = None) -> list[list[str | int]]:
     """One line per client: id, training or novel, samples of each part, classes it has, samples per class.
 
-    >>> from pfedgate.data.registry import load
+    >>> from pfedgate.data.datasets import load
     >>> rows = table(load("digits", clients=5), limit=2)
     >>> len(rows), rows[0][:2]
     (2, ['0', 'train'])
@@ -37,7 +37,7 @@ def table(federation: Federation, limit: int | None = None) -> list[list[str | i
 def facts(federation: Federation) -> dict[str, str]:
     """A few lines about the whole, ready to print."""
     about = federation.describe()
-    told = {
+    lines = {
         "clients": f"{about['clients']} train, {about['novel']} novel",
         "samples": f"{about['samples']} ("
         + ", ".join(f"{part} {count}" for part, count in about["parts"].items())
@@ -49,17 +49,17 @@ def facts(federation: Federation) -> dict[str, str]:
     ways = [
         f"{key}={about[key]}" for key in ("alpha", "beta", "clusters", "shards", "min_samples", "seed") if key in about
     ]
-    told["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
+    lines["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
     if about.get("repaired"):
-        told["repaired"] = (
+        lines["repaired"] = (
             f"{len(about['repaired'])} clients were below min_samples after {about['draws']} draws: "
             f"{about['moved']} samples moved from the largest clients"
         )
     if about.get("dropped"):
-        told["left out"] = f"{about['dropped']} owners with fewer than {about['min_samples']} samples"
+        lines["left out"] = f"{about['dropped']} owners with fewer than {about['min_samples']} samples"
     if about.get("note"):
-        told["note"] = str(about["note"])
-    return told
+        lines["note"] = str(about["note"])
+    return lines
 
 
 def plot(federation: Federation, path: str | Path, *, kind: str = "auto", limit: int = 100) -> Path:

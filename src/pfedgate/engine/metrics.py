@@ -112,7 +112,7 @@ def means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return clean({n: math.fsum(v) if n == "flops" else math.fsum(v) / len(v) for n, v in found.items()})
 
 
-def peak_bytes() -> int:
-    """The most memory this process ever held."""
+def resident_bytes() -> int:
+    """The most memory this process ever held, code and libraries included (`measure.peak_bytes`: tensors of a call)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -31,10 +31,10 @@ from safetensors.torch import load_file
 from pfedgate.config import recipe as config
 from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
-from pfedgate.runs.environment import environment, other_bits
 from pfedgate.core.errors import unknown
-from pfedgate.engine.store import DiskStore, write_atomically
 from pfedgate.core.types import State
+from pfedgate.engine.store import DiskStore, write_atomically
+from pfedgate.runs.environment import environment, other_bits
 
 CONFIG, ENVIRONMENT, COMPARISON = "config.toml", "environment.json", "comparison.json"
 
@@ -115,8 +115,10 @@ class Run:
         """The numbers of a table row; empty until the run has ended."""
         if not self.finished:
             return {}
-        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        return found
+        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        if "peak_bytes" in summary:  # its name in folders of earlier versions
+            summary["resident_bytes"] = summary.pop("peak_bytes")
+        return summary
 
     def server(self, which: str = "last") -> State:
         """The server's State: of the last checkpoint, or the one that was "best" on validation."""

@@ -21,12 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.engine.roster import Options, Roster
 from pfedgate.core.seeds import seeded
-from pfedgate.engine.endpoint import Endpoint
-from pfedgate.engine.store import DiskStore, Store, write_atomically
 from pfedgate.core.state import flat, inside
 from pfedgate.core.types import Federation, Round, State
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.roster import Options, Roster
+from pfedgate.engine.store import DiskStore, Store, write_atomically
 
 FILE = "gates.jsonl"
 MOST_CLIENTS = 200  # of more, a picture shows nothing and looking takes longer than the round: the first so many

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pfedgate.runs import folder as runfolder
-from pfedgate.runs.progress import clock, percent, scaled, size
 from pfedgate.runs.folder import Run
+from pfedgate.runs.progress import clock, percent, scaled, size
 
 STEPS = "▁▂▃▄▅▆▇█"
 QUIET = 600.0  # seconds without a new line after which a run may have died

@@ -23,6 +23,7 @@ from pfedgate import experiment
 from pfedgate.config.recipe import Recipe
 from pfedgate.core import measure
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import merge
 from pfedgate.core.results import RESULTS
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import nbytes
@@ -32,6 +33,7 @@ from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import one_thread
 from pfedgate.engine.store import MemoryStore, write_atomically
+from pfedgate.engine.workers import steady
 from pfedgate.runs.environment import environment
 from pfedgate.runs.progress import size
 from pfedgate.studies import complexity
@@ -40,7 +42,6 @@ from pfedgate.studies.complexity import line
 from pfedgate.studies.declare import Column, Row, Study, World, columns_of, recipe_of
 from pfedgate.studies.paper import FEDAVG, FEDEM, plain
 from pfedgate.studies.sweep import Campaign
-from pfedgate.training.memory import steady
 
 LATEST = "counted"  # the newest number of `Bench.costs`: records without it are measured anew
 ROUNDS = 4  # the first ones may differ: a warm-up, something sent or made once
@@ -84,7 +85,7 @@ class Bench:
         """The server's part of the round."""
         assert reply.update is not None
         with seeded(0, "merge"):
-            self.server = self.algorithm.merge(self.server, [(reply.card, reply.update)], self.round)
+            self.server = merge(self.algorithm.merger(self.server, self.round), [(reply.card, reply.update)])
 
     def model(self) -> nn.Module:
         """The client's model, as it is used."""
@@ -103,8 +104,7 @@ class Bench:
         reply = self.train()
         assert reply.update is not None
         got = self.algorithm.send(self.server, self.card, self.round)
-        model, example = self.model(), self.algorithm.task.example
-        assert example is not None
+        model, example = self.model(), self.algorithm.task.inputs.batch()
         with torch.no_grad():
             inference = measure.flops(lambda: model(example)) / len(example)
         server_bytes = nbytes(self.server)

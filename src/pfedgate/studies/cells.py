@@ -18,8 +18,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pfedgate import algorithms, experiment
-from pfedgate.config import catalogue, toml
-from pfedgate.config.recipe import Recipe, RecipeError, Tables, essence, resolve
+from pfedgate.config import options as catalogue
+from pfedgate.config import toml
+from pfedgate.config.recipe import Recipe, Tables, essence, resolve
+from pfedgate.core.errors import RecipeError
+from pfedgate.core.mergers import merge
 from pfedgate.core.results import RESULTS
 from pfedgate.core.types import Round
 from pfedgate.engine import metrics
@@ -210,7 +213,8 @@ def global_model(run: Run) -> Record:
             record |= {name: scores["accuracy"], f"{name}_bottom_decile": scores["bottom_decile"]}
             if name == "global":
                 replies = reach.train(server, round, [[card] for card in roster])
-                server = plain.merge(server, ((r.card, r.update) for r in replies if r.update is not None), round)
+                updates = ((reply.card, reply.update) for reply in replies if reply.update is not None)
+                server = merge(plain.merger(server, round), updates)
     return record
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pfedgate.config.options import RecipeError
 from pfedgate.config.recipe import Recipe, resolve
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.report.tables import percent
 from pfedgate.runs.progress import clock, scaled, size
 

@@ -168,7 +168,7 @@ def _sparsity(outcomes: Outcomes, measures: Mapping[str, Record], figure: Any) -
             points, mixed = [], []
             for row in outcomes.study.rows:
                 found = spread(outcomes.values(row.name, column, ACC))
-                if found is None or row.settings["algorithm.shift"] != shift:
+                if found is None or row.settings["algorithm.gate.shift"] != shift:
                     continue
                 budget = row.settings["clients.budget"]
                 if isinstance(budget, float):

@@ -183,7 +183,9 @@ def _words(study: Study, outcomes: Outcomes) -> str:
     words = {
         's is the share of the parameters that a client may use; with "all resources" of parameters, FLOPs and '
         "activation bytes alike.": any(name.startswith("pFedGate") for name in rows),
-        "Shift: one private value per class, added to the logits (`algorithm.shift`).": any("shift" in n for n in rows),
+        "Shift: one private value per class, added to the logits (`algorithm.gate.shift`).": any(
+            "shift" in n for n in rows
+        ),
         "FedMask's s is of the layers it masks.": any(name.startswith("FedMask") for name in rows),
         "s̄' is the share of the parameters in use.": DENSITY.title in shown,
         "q̄ is the share uploaded.": Q.title in shown,

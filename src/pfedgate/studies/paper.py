@@ -54,7 +54,7 @@ def gate(budget: Any, *, shift: bool = True, resources: str = "params", name: st
     settings = {
         "clients.budget": budget,
         "algorithm.resources": resources if budget != 1.0 else "params",  # the whole model binds nothing
-        "algorithm.shift": shift,
+        "algorithm.gate.shift": shift,
         **{f"algorithm.{key}": value for key, value in options.items()},
     }
     return Row(name or f"pFedGate{' + shift' if shift else ''}, {title}", "pfedgate", settings)
@@ -195,10 +195,10 @@ STUDIES = (
         "What the parts of the gate do",
         (
             plain(0.5),
-            plain(0.5, pre_norm=False, name="without pre-norm"),
-            plain(0.5, post_norm="none", name="without post-norm"),
-            plain(0.5, activation="linear", name="without sigmoid"),
-            plain(0.5, predict="client", name="client-wise prediction"),
+            plain(0.5, name="without pre-norm", **{"gate.pre_norm": False}),
+            plain(0.5, name="without post-norm", **{"gate.post_norm": "none"}),
+            plain(0.5, name="without sigmoid", **{"gate.activation": "linear"}),
+            plain(0.5, name="client-wise prediction", **{"gate.scope": "client"}),
         ),
         (EMNIST, CIFAR10, CIFAR100),
         (

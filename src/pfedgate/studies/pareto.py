@@ -102,7 +102,7 @@ def _curves(row: Row) -> list[str]:
         return [HETEROFL]
     bound = row.settings["algorithm.resources"]
     of = ("params", "all") if row.settings["clients.budget"] == 1.0 else (bound,)
-    return [_name(row.settings["algorithm.shift"], resources) for resources in of]
+    return [_name(row.settings["algorithm.gate.shift"], resources) for resources in of]
 
 
 def _name(shift: bool, resources: str) -> str:

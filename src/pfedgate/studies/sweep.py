@@ -282,7 +282,8 @@ def _seconds(recipe: Recipe, world: World) -> float:
     if recipe.algorithm.name == "pfedgate":  # its gate, and the share of the model that it uses
         passes = 0.15 + (float(budget) if isinstance(budget, (int, float)) else 0.5)
     else:
-        passes = methods.measured(recipe.algorithm.name).compute
+        cost = methods.cost_of(recipe.algorithm.name)
+        passes = 1.0 if cost is None else cost.compute
     return step * batches * passes * SCORING
 
 

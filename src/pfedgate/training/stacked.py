@@ -32,7 +32,7 @@ FAST = (nn.Linear, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.GELU, nn.T
 
 def stackable(task: Task) -> bool:
     """Whether clients of this task are trained together: a small model of layers that stack well."""
-    return not task.optim.persist_momentum and _stackable(task.model)
+    return _stackable(task.model)
 
 
 @lru_cache(maxsize=64)
@@ -215,7 +215,6 @@ def _results(
             int(counts[client]),
             int(samples[client]),
             int(samples[client]) * cost,
-            {},
         )
         for client, values in enumerate(zip(*columns, strict=True))
     ]

@@ -15,10 +15,9 @@ from typing import Any
 from pfedgate import algorithms
 from pfedgate.config import options as schema
 from pfedgate.config import toml
-from pfedgate.config.catalogue import options_of
-from pfedgate.config.options import RecipeError
+from pfedgate.config.options import options_of
 from pfedgate.config.recipe import Recipe
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import RecipeError, unknown
 
 RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # the paper's grid for the model's learning rate
 MOST_POINTS = 20_000  # grids beyond this are drawn from, not listed

@@ -11,11 +11,10 @@ import numpy as np
 from pfedgate.core.errors import unknown
 from pfedgate.data import cache, sources
 from pfedgate.data.federation import Federation
-from pfedgate.data.options import Options, read, sample, share_out
 from pfedgate.data.partition import Ints, Partition, by_owner
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
+from pfedgate.data.sharing import Options, assemble, read, sample, share_out
 from pfedgate.data.sources import Columns
-from pfedgate.data.split import assemble
 
 CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 # FedEM and pFedGate use the constants of CIFAR-10 for CIFAR-100 too, and those of MNIST for all characters.
@@ -45,64 +44,35 @@ DATASETS = {
     data.name: data
     for data in (
         Dataset(
-            "digits",
-            10,
-            20,
-            Normalise((0.3053,), (0.3761,)),
-            class_names=CHARACTERS[:10],
+            "digits", 10, 20, Normalise((0.3053,), (0.3761,)), class_names=CHARACTERS[:10],
             note="1,797 images of 8×8, part of scikit-learn: no download",
         ),
         Dataset(
-            "cifar10",
-            10,
-            100,
-            CIFAR,
-            "uoft-cs/cifar10",
-            Columns(image=("img", "image")),
+            "cifar10", 10, 100, CIFAR, "uoft-cs/cifar10", Columns(image=("img", "image")),
             class_names=("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             note="60,000 colour images of 32×32",
         ),
         Dataset(
-            "cifar100",
-            100,
-            50,
-            CIFAR,
-            "uoft-cs/cifar100",
+            "cifar100", 100, 50, CIFAR, "uoft-cs/cifar100",
             Columns(image=("img", "image"), label=("fine_label", "label"), coarse=("coarse_label",)),
             note="60,000 colour images of 32×32, 20 coarse labels",
         ),
         Dataset(
-            "emnist",
-            62,
-            100,
-            MNIST,
-            "Royc30ne/emnist-byclass",
-            idx_prefix="emnist-byclass",
-            samples=0.1,
+            "emnist", 62, 100, MNIST, "Royc30ne/emnist-byclass", idx_prefix="emnist-byclass", samples=0.1,
             class_names=CHARACTERS,
             note="EMNIST by-class, 814,255 characters of 28×28, of which the paper uses a tenth",
         ),
         Dataset(
-            "emnist_sd19",
-            62,
-            100,
-            MNIST,
-            class_names=CHARACTERS,
+            "emnist_sd19", 62, 100, MNIST, class_names=CHARACTERS,
             note="a substitute for EMNIST by-class made from NIST SD19; local folder only, not comparable",
         ),
         Dataset(
-            "femnist",
-            62,
-            539,
-            MNIST,
-            "flwrlabs/femnist",
-            Columns(label=("character", "label"), owner=("writer_id",)),
-            partition="owner",
-            class_names=CHARACTERS,
+            "femnist", 62, 539, MNIST, "flwrlabs/femnist",
+            Columns(label=("character", "label"), owner=("writer_id",)), partition="owner", class_names=CHARACTERS,
             note="NIST SD19 by writer: a client is a writer",
         ),
     )
-}
+}  # fmt: skip
 
 
 def load(name: str, **options: Any) -> Federation:
@@ -114,16 +84,16 @@ def load(name: str, **options: Any) -> Federation:
     >>> federation.part(federation.clients[0], "train").x.dtype
     torch.uint8
     """
-    data, chosen = find(name), read(Options, options, name)
-    arrays, notes = _digits() if name == "digits" else cache.read(prepare(name, chosen))
+    data, sharing = find(name), read(Options, options, name)
+    arrays, notes = _digits() if name == "digits" else cache.read(prepare(name, sharing))
     pool = ArrayPool(arrays["x"], arrays["y"], image=True)
-    rows = sample(len(pool), data.samples if chosen.samples is None else chosen.samples, chosen.seed)
-    partition = _partition(data, chosen, arrays, notes, rows).over(rows)
+    rows = sample(len(pool), data.samples if sharing.samples is None else sharing.samples, sharing.seed)
+    partition = _partition(data, sharing, arrays, notes, rows).over(rows)
     return assemble(
         name,
         pool,
         partition,
-        chosen,
+        sharing,
         classes=data.classes,
         class_names=data.class_names,
         prepare=data.prepare,
