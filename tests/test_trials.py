@@ -19,7 +19,7 @@ def test_every_trial_was_run_as_it_stands_and_is_on_the_page(monkeypatch: pytest
     assert set(trials.table(records)) <= set(page)
 
 
-@pytest.mark.filterwarnings("default")  # Options have had other names.
+@pytest.mark.filterwarnings("ignore")  # Options have had other names.
 def test_every_trial_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     trials = importlib.import_module("gate_trials")
