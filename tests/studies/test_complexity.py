@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,32 +54,21 @@ def test_what_cannot_be_predicted_is_left_open(found: list[dict[str, Any]]) -> N
 
 def test_older_records_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of code that counted less do not break the page, with --any-version neither."""
-    campaign = Campaign(TINY, tmp_path, any_version=True)
     ran: list[int] = []
 
-    class Here:
-        def __enter__(self) -> Here:
-            return self
+    def measured(recipes: Mapping[str, Recipe], turns: int) -> dict[str, Record]:
+        ran.append(turns)
+        return {name: {"ms": 1.0, bench.LATEST: 2.0} for name in recipes}
 
-        def __exit__(self, *_: object) -> None: ...
-
-        def submit(self, _: Any, recipes: Mapping[str, Recipe], turns: int) -> Here:
-            ran.append(turns)
-            self.names = list(recipes)
-            return self
-
-        def result(self) -> dict[str, Record]:
-            return {name: {"ms": 1.0, bench.LATEST: 2.0} for name in self.names}
-
-    monkeypatch.setattr(bench, "_fresh", Here)
-    study = paper.get("table5")
-    for expected in (1, 1):
-        bench.all_costs(study, campaign)
-        assert len(ran) == expected
+    monkeypatch.setattr(bench, "_fresh", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(bench, "measured", measured)
+    study, campaign = paper.get("table5"), Campaign(TINY, tmp_path, any_version=True)
     path = tmp_path / "measures" / "table5.json"
-    record = json.loads(path.read_text())
-    for cost in record["costs"].values():
-        del cost[bench.LATEST]
-    path.write_text(json.dumps(record))
-    bench.all_costs(study, campaign)
-    assert len(ran) == 2
+    for change, runs in (({}, 1), ({}, 1), ({"version": 0}, 1), ({"costs": {"FedAvg": {"ms": 1.0}}}, 2)):
+        if path.exists():
+            path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        bench.all_costs(study, campaign)
+        assert len(ran) == runs
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
+    bench.all_costs(study, replace(campaign, any_version=False))
+    assert len(ran) == 3  # of another version, and that was not asked for

@@ -12,25 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from pfedgate.core.errors import unknown
-from pfedgate.studies.declare import (  # fmt: skip
-    ACC,
-    DENSITY,
-    FIRST_SEED,
-    FIRST_WORST,
-    FLOPS,
-    LAST,
-    SECONDS,
-    UP,
-    USUAL,
-    WORST,
-    Claim,
-    Column,
-    Number,
-    Q,
-    Row,
-    Scale,
-    Study,
-)
+from pfedgate.studies import declare
+from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study
 
 MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
 
@@ -83,24 +66,10 @@ def fedmask(density: float) -> Row:
 
 
 BASELINES = (
-    LOCAL,
-    FEDAVG,
-    Row("FedAvg-FT", "fedavg_ft"),
-    PFEDME,
-    Row("LG-FedAvg", "lg_fedavg"),
-    Row("Ditto", "ditto"),
-    FEDEM,
-    FEDREP,
-    Row("FedPer", "fedper"),
-    PER_FEDAVG,
-    Row("kNN-Per", "knn_per"),
-    Row("APFL", "apfl"),
-    fedmask(0.5),
-    HETEROFL,
-    heterofl(0.5),
-    heterofl(0.3),
-    heterofl(0.15),
-)
+    LOCAL, FEDAVG, Row("FedAvg-FT", "fedavg_ft"), PFEDME, Row("LG-FedAvg", "lg_fedavg"), Row("Ditto", "ditto"), FEDEM,
+    FEDREP, Row("FedPer", "fedper"), PER_FEDAVG, Row("kNN-Per", "knn_per"), Row("APFL", "apfl"), fedmask(0.5), HETEROFL,
+    heterofl(0.5), heterofl(0.3), heterofl(0.15),
+)  # fmt: skip
 # A quarter of a batch at a time: then FLOPs bind, not activations.
 PARTS = gate(0.3, resources="all", microbatches=4, name="pFedGate + shift, s = 0.3, all resources, four microbatches")
 # What is left when the gate stays as it starts: label counts as a shift, and weights 1.4 times as large.
@@ -164,7 +133,7 @@ STUDIES = (
         "Accuracy of methods",
         (*BASELINES, *GATES, STILL),
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
-        numbers=(ACC, WORST, FIRST_SEED, FIRST_WORST, *USUAL[2:]),
+        numbers=(ACC, WORST, declare.FIRST_SEED, declare.FIRST_WORST, *declare.USUAL[2:]),
         more_seeds=True,
         claims=CLAIMS,
         note="Acc and bottom decile are on test data, in the round that was best on validation data. Rows with ± are "
@@ -226,7 +195,7 @@ STUDIES = (
             gate(0.3),
         ),
         (FEMNIST, CIFAR10),
-        (ACC, WORST, LAST, SECONDS),
+        (ACC, WORST, declare.LAST, declare.SECONDS),
     ),
     Study(
         "table8",
@@ -314,7 +283,7 @@ STUDIES = (
             ),
         ),
         (FEMNIST, CIFAR10),
-        (ACC, WORST, DENSITY, Q, UP),
+        (ACC, WORST, declare.DENSITY, Q, declare.UP),
     ),
     Study(
         "figure-clients",
@@ -331,7 +300,7 @@ STUDIES = (
         "Which gates are alike",
         (plain(0.3), plain(0.3, start="random", name="pFedGate, s = 0.3, random start")),
         (FEW_CLASSES,),
-        (ACC, WORST, DENSITY),
+        (ACC, WORST, declare.DENSITY),
         look="tree",
         figure="clusters",
         note="Ward's clustering of the gates' parameters, beside the classes each client has. By default a gate starts "
@@ -344,7 +313,7 @@ STUDIES = (
         "Accuracy over s",
         (*map(plain, (*BUDGETS, MIXED)), *map(gate, (*BUDGETS, MIXED))),
         (EMNIST, CIFAR10),
-        (ACC, WORST, DENSITY, Q),
+        (ACC, WORST, declare.DENSITY, Q),
         figure="sparsity",
     ),
     Study(
@@ -360,7 +329,7 @@ STUDIES = (
         "Gate weights over rounds",
         (plain(1.0), plain(0.5), plain(0.3)),
         (CIFAR10,),
-        (ACC, DENSITY),
+        (ACC, declare.DENSITY),
         figure="gates",
         note="M of all blocks and clients, in training data's eyes. Darker: more blocks.",
     ),
@@ -369,7 +338,7 @@ STUDIES = (
         "Accuracy over what it costs",
         (*BASELINES, *GATES),
         (CIFAR10, FEMNIST),
-        (ACC, FLOPS, UP),
+        (ACC, declare.FLOPS, declare.UP),
         figure="pareto",
         measure="times",
         note="Step time is measured one client at a time, methods in turn, on one thread.",
