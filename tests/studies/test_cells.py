@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pfedgate.core.results import RESULTS
+from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
 from pfedgate.studies import paper
 from pfedgate.studies.cells import Cell, version_of

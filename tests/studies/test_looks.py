@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pfedgate.core.results import RESULTS
+from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.folder import Run
 from pfedgate.studies import Sweep, cells, page, paper, reproduce

@@ -24,10 +24,10 @@ from pfedgate.config.recipe import Recipe
 from pfedgate.core import measure
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import merge
-from pfedgate.core.results import RESULTS
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import nbytes
 from pfedgate.core.types import Card, Round, State
+from pfedgate.core.version import RESULTS
 from pfedgate.engine.endpoint import Endpoint, Reply
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster

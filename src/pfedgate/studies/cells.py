@@ -23,8 +23,8 @@ from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core.errors import RecipeError
 from pfedgate.core.mergers import merge
-from pfedgate.core.results import RESULTS
 from pfedgate.core.types import Round
+from pfedgate.core.version import RESULTS
 from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import FolderBusy
 from pfedgate.engine.endpoint import Endpoint

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from pfedgate.config import toml
-from pfedgate.core.results import RESULTS
+from pfedgate.core.version import RESULTS
 from pfedgate.engine.metrics import Record, clean
 from pfedgate.engine.store import write_atomically
 from pfedgate.report.tables import markdown, percent
