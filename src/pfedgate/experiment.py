@@ -150,6 +150,7 @@ def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any 
 def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Experiment:
     """Load the data and build the algorithm of a recipe."""
     _check_given("data", recipe.data.name, data)
+    _check_given("model", recipe.model.name, model)  # before data is loaded
     federation: Federation = data
     if data is None:
         federation = catalogue.federation(
