@@ -23,9 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 from tests.golden import digesting
 from tests.golden.digesting import Case
 
+from pfedgate.core.version import RESULTS
+
 HERE = Path(__file__).resolve().parent
 DIGESTS, OLD_RUN = HERE / "digests.json", HERE / "old-run"
-RESULTS = 1  # in digests.json; raised when results change on purpose
 
 CNN: Case = {"model": "cnn_digits", "model.width": 0.25}
 MLP: Case = {"model": "mlp", "model.hidden": [24]}
@@ -63,8 +64,8 @@ VARIATIONS: dict[str, Case] = {
         flat={"algorithm.split": "flat", "algorithm.resources": "params"},
         paper={"algorithm.variant": "paper", "algorithm.resources": "params"},
         predict_client={"algorithm.predict": "client"},
-        random={"algorithm.ranking": "random", "algorithm.start": "random", "algorithm.common_init": False},
-        kept={"algorithm.straight_through": "kept", "algorithm.compensate": "share"},
+        random={"algorithm.ranking": "random", "algorithm.start": "random"},
+        share={"algorithm.compensate": "share"},
         fraction={"clients.fraction": 0.5},
         novel={"clients.novel": 0.25},
         agg_norm={"clients.fraction": 0.5, "clients.agg_norm": "all"},
@@ -108,7 +109,7 @@ GATING: dict[str, tuple[str, dict[str, Any], str]] = {
     "gate/mlp-paper": ("mlp", {"budget": {"params": 0.5}, "variant": "paper"}, "sgd"),
     "gate/conv": ("convolutions", {"budget": 0.5}, "sgd"),
     "gate/conv-masked": ("convolutions", {"budget": {"params": 0.5, "flops": 0.6}, "execution": "masked"}, "adam"),
-    "gate/conv-patches": ("convolutions", {"budget": 0.6, "gate": {"features": "patches", "paths": 1}}, "sgd"),
+    "gate/conv-one-path": ("convolutions", {"budget": 0.6, "gate": {"paths": 1}}, "sgd"),
     "gate/resnet": ("resnet", {"budget": 0.5}, "adamw"),
     "gate/vit": ("vit", {"budget": 0.6}, "adam"),
     "gate/gru": ("gru", {"budget": 0.6, "straight_through": "kept"}, "sgd"),
