@@ -29,7 +29,7 @@ LOOK = 1.0  # seconds between two calls of `tick` while workers are busy
 
 
 def _idle() -> None:
-    """The usual `tick`: nothing."""
+    """The usual `tick`, which shows nothing."""
 
 
 def completed(

@@ -78,7 +78,7 @@ class Bench:
         return bench
 
     def train(self) -> Reply:
-        """One client's round."""
+        """The round of the one client, measured or not."""
         return next(iter(self.reach.train(self.server, self.round, [[self.card]])))
 
     def merge(self, reply: Reply) -> None:

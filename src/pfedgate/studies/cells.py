@@ -42,7 +42,7 @@ STATE = ("checkpoint.safetensors", "private")  # files of a run's folder that lo
 
 @dataclass(frozen=True)
 class Cell:
-    """One run."""
+    """A run, by its recipe; several studies may show it."""
 
     recipe: Recipe
 

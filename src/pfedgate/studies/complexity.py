@@ -15,7 +15,7 @@ from pfedgate.engine.metrics import Record
 from pfedgate.gating.model import GatedModel
 from pfedgate.runs.progress import scaled
 
-Ratio = Callable[[Record], float]  # of a row's measured record
+Ratio = Callable[[Record], float]  # takes a row's measured record
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _components(cost: Record) -> float:
     return float(cost["k"])
 
 
-UNITS = {"counted": "FLOP", "inference": "FLOP", "merge_ms": "ms"}  # of keys; bytes else
+UNITS = {"counted": "FLOP", "inference": "FLOP", "merge_ms": "ms"}  # by key; the others are bytes
 SAME: Mapping[str, Ratio] = {"fedavg": _one, "pfedhn": _one, "fedem": _components}
 
 QUANTITIES = (

@@ -55,7 +55,7 @@ class Number:
     best: Callable[..., float] | None = max  # max, min, or None: nothing to win
     minus: str = ""
     over_first: bool = False  # divided by that of the study's first row
-    first_seed: bool = False  # of the first seed alone, which all rows have
+    first_seed: bool = False  # takes the first seed alone, which all rows have
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure."""
+    """A table or figure, and the rows, columns and numbers that it shows."""
 
     name: str
     title: str
@@ -143,10 +143,10 @@ class Scale:
     worlds: Mapping[str, World]
     settings: Settings
     usual: tuple[str, ...]  # worlds taken unless others are asked for
-    seeds: int = 1  # of studies that are repeated
+    seeds: int = 1  # that repeated studies get
     best: int | None = None  # rows that are repeated, the best on validation (and FedAvg); None: all
-    batches: tuple[int, ...] = (32, 128, 512)  # of table 2
-    turns: int = 9  # of measurements of time
+    batches: tuple[int, ...] = (32, 128, 512)  # that table 2 has
+    turns: int = 9  # that measurements of time take
     not_in_all: tuple[str, ...] = ()  # studies too long for this scale's machines: run only when they are named
 
 

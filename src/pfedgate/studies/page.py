@@ -63,7 +63,7 @@ def _worse(outcomes: Outcomes, before: Path) -> bool:
 
 
 def gather(study: Study, campaign: Campaign, outcomes: Outcomes, measures: Mapping[str, Record]) -> Record:
-    """Everything as plain data."""
+    """All numbers of a study and their origin, as plain data."""
     runs = list(dict.fromkeys(outcomes.runs.values()))
     places = [run.environments[-1] for run in runs] + [measure["environment"] for measure in measures.values()]
     versions = {version_of(run.path) for run in runs} | {measure.get("version", 0) for measure in measures.values()}
@@ -145,7 +145,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 def page(
     study: Study, content: Record, outcomes: Outcomes, measures: Mapping[str, Record], drawn: Sequence[Path]
 ) -> str:
-    """The page to read."""
+    """The text of the page, as Markdown."""
     lines = [f"# {study.name}: {study.title}", ""]
     if len({row.method for row in study.rows}) > 1:
         lines += [CAUTION, ""]

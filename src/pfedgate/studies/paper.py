@@ -29,7 +29,7 @@ EMNIST, CIFAR100 = Column("EMNIST", "emnist"), Column("CIFAR-100", "cifar100")
 
 
 def gate(budget: Any, *, shift: bool = True, resources: str = "params", name: str = "", **options: Any) -> Row:
-    """A row of pFedGate."""
+    """A row of pFedGate at a budget, named by it."""
     title = f"s = {budget:g}" if isinstance(budget, float) else "s = .5 and .1 mixed"
     title += {"params": "", "all": ", all resources"}[resources] if budget != 1.0 else ""
     if budget == 0.1 and resources == "all":
@@ -61,7 +61,7 @@ HETEROFL = heterofl({"1.0": 0.1, "0.5": 0.9}, "HeteroFL, s = .55 (10 % whole, 90
 
 
 def fedmask(density: float) -> Row:
-    """A row of FedMask."""
+    """A row of FedMask at a density, named by it."""
     return Row(f"FedMask, s = {density:g}", "fedmask", {"algorithm.density": density})
 
 
@@ -72,7 +72,7 @@ BASELINES = (
 )  # fmt: skip
 # A quarter of a batch at a time: then FLOPs bind, not activations.
 PARTS = gate(0.3, resources="all", microbatches=4, name="pFedGate + shift, s = 0.3, all resources, four microbatches")
-# What is left when the gate stays as it starts: label counts as a shift, and weights 1.4 times as large.
+# The gate stays as it starts: label counts are a shift, and weights are 1.4 times as large.
 STILL = replace(gate(1.0, gate_lr=0.0, name="pFedGate + shift, s = 1, gate never learns"), once=True)
 GATES = (
     *(

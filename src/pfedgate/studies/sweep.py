@@ -26,10 +26,10 @@ from pfedgate.studies.cells import Cell, finished, usable
 from pfedgate.studies.declare import Scale, Study, World, columns_of, recipe_of
 from pfedgate.studies.outcome import Outcomes, Place, close
 
-MOST_GATES = 3  # of the rows that get more seeds, so that the best baselines get them too
+MOST_GATES = 3  # among the rows that get more seeds, so that the best baselines get them too
 TRAINING = 0.6  # share of a client's samples
 SCORING = 1.25  # evaluation every few rounds, on top of training
-BATCH, STEPS = 128, 3  # of the training step that an estimate is made from
+BATCH, STEPS = 128, 3  # in the training step that estimates rest on
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Sweep:
     failed: dict[str, BaseException] = field(default_factory=dict)  # by label
     done: int = 0
     total: int = 0
-    rounds: int = 0  # of all that is to be run
+    rounds: int = 0  # in all cells that are to be run
     rounds_done: int = 0
 
     def add(self, places: Sequence[Place]) -> None:

@@ -64,7 +64,7 @@ class SearchSpec:
     """What is searched and how."""
 
     label: str  # the method, and settings given beside its name
-    recipe: Recipe  # of every trial, before its own settings
+    recipe: Recipe  # that every trial starts from
     space: Space
     search: str = "tpe"
     prune: bool = True
