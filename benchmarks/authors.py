@@ -41,14 +41,14 @@ from torch import Tensor, nn
 
 from pfedgate import Budget, GatedModel, InfeasibleBudget, LiveOptimizer, Selection, data, gate, models
 from pfedgate.algorithms.pfedgate import PFedGate
-from pfedgate.algorithms.pfedgate.personal import Personal, Setting, _frozen, plan_tiles
+from pfedgate.algorithms.pfedgate.personal import Personal, Setting
 from pfedgate.core.errors import unknown
 from pfedgate.core.state import inside
 from pfedgate.core.types import Local, State, Task
 from pfedgate.engine.server import Options, run
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.network import GateOutput
-from pfedgate.gating.plan import BlockPlan
+from pfedgate.gating.plan import BlockPlan, PlanTiles
 from pfedgate.gating.selection.budget import CostModel, Group, Selector, Term
 from pfedgate.gating.splitters import Block, Piece
 from pfedgate.training.fit import loop
@@ -290,13 +290,12 @@ class Released(PFedGate):
         stepper.recall(inside("optim/", private))
         if "bi_level" in departures:
             loop(self.task, local, lambda batch: personal.step_gate(stepper, loss, batch))
-            with _frozen(personal.gated.gate):
-                value, _ = loop(self.task, local, lambda batch: personal.step(stepper, loss, batch))
-        else:
-            value, _ = loop(self.task, local, lambda batch: personal.step(stepper, loss, batch))
+            personal.gated.gate.requires_grad_(False)
+        value, _ = loop(self.task, local, lambda batch: personal.step(stepper, loss, batch))
+        personal.gated.gate.requires_grad_(True)
         memory = stepper.memory() if self.task.optim.persist_momentum else {}
         if "dense_upload" in departures:
-            return value, torch.arange(plan_tiles(personal.gated.plan).count), memory
+            return value, torch.arange(PlanTiles(personal.gated.plan).count), memory
         return value, personal.live_tiles(stepper), memory
 
 

@@ -253,7 +253,7 @@ def test_microbatches_are_parts_of_a_batch(task: Task) -> None:
 
 def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     """The gate's FLOPs beyond 2 % come out of a client's budget too; selectors are made once per budget."""
-    personal = workspace(task, Setting(GateConfig(pool=8, max_share=9.0, scope="batch")), CPU)
+    personal = workspace(task, Setting(GateConfig(pool=8, max_share=9.0), (("blocks", 20),)), CPU)
     plan, model = personal.gated.plan, make(task).init_server(0)
     dense = plan.costs.dense()["flops"]
     assert plan.gate_flops > 0.02 * dense
