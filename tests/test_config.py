@@ -209,12 +209,12 @@ def test_new_names_of_old_keys_exist() -> None:
 
 def test_settings_of_the_gate_go_over_each_other_one_by_one() -> None:
     base = {"algorithm": {"gate": {"shift": True, "pool": 2}}}
-    options = resolve(base, settings(["algorithm.gate.pool=none", "algorithm.gate.features=patches"])).algorithm.options
-    assert (options["gate.shift"], options["gate.pool"], options["gate.features"]) == (True, None, "patches")
+    options = resolve(base, settings(["algorithm.gate.pool=none", "algorithm.gate.paths=1"])).algorithm.options
+    assert (options["gate.shift"], options["gate.pool"], options["gate.paths"]) == (True, None, 1)
 
 
 def test_comments_beside_and_above_fields_are_read() -> None:
     from pfedgate.gating.gate.config import GateConfig
 
-    assert schema.comments(GateConfig)["weight_range"].startswith("r above: M stays in")
+    assert schema.comments(GateConfig)["weight_range"].startswith("The r above: M stays in")
     assert schema.comments(Optim)["clip"] == "L2 norm of the gradient, for every method alike"
