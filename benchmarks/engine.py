@@ -7,7 +7,7 @@ w1: the CIFAR-10 network, 20 clients × 360 samples, batch 128.    must ≤ 1.02
 w2: 500 clients × 20 samples of a 64-64-10 MLP, batch 10.         must ≤ .2 (5 × the clients/s), aim ≤ .1
 
 Loop and engine each have a process of their own, because the engine changes how its process keeps memory
-(`pfedgate.training.memory`) and the loop must not profit. They take turns, so that a noisy machine disturbs both alike.
+(`pfedgate.engine.workers`) and the loop must not profit. They take turns, so that a noisy machine disturbs both alike.
 """
 
 from __future__ import annotations

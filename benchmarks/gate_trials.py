@@ -7,7 +7,8 @@
 On a small copy of CIFAR-10: 24,000 images averaged to 16×16, 40 clients, label Dirichlet 0.4, 6:2:2, a network of
 31,582 parameters, batch 128, 60 rounds. And, where a name says so, on 25 writers of FEMNIST: the paper's network, batch
 32, 30 rounds. One local epoch, SGD with momentum 0.9, one seed. Small enough to try things, too small to publish: what
-wins here is tried at full size by `pfedgate reproduce`.
+wins here is tried at full size by `pfedgate reproduce`. The file also has trials of ideas that were not taken up and
+left the code: they are printed and cannot be repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate_ideas import Tried
 from pfedgate import algorithms, data, models
+from pfedgate.config.recipe import resolve
 from pfedgate.core.types import Optim, Task
 from pfedgate.engine import server as engine
-from pfedgate.engine.endpoint import Scored
 from pfedgate.runs import gates
 
 OUT = Path(__file__).parent / "results" / "gate_trials.jsonl"
@@ -41,11 +41,8 @@ NESTED: dict[str, Any] = {**NOW, **SLOW, "ranking": "nested"}
 # Where every trial of the gate starts from: as our prototype had it.
 FIRST: dict[str, Any] = {"start": "random", "spread": 1.0, "gate_lr": 0.1}
 PARAMS: dict[str, Any] = {"resources": "params"}
-SEPARATE: dict[str, Any] = {"common_init": False}
-TRIED: dict[str, Any] = {"method": "pfedgate_tried"}  # see gate_ideas.py
 
 Trial = dict[str, Any]
-Found = dict[str, dict[str, Any]]  # what was measured, by name
 
 
 def gate(lr: float = 0.3, **options: Any) -> Trial:
@@ -55,7 +52,7 @@ def gate(lr: float = 0.3, **options: Any) -> Trial:
 
 def around(start: str, usual: Trial, changes: Mapping[str, Trial]) -> dict[str, Trial]:
     """One factor at a time around a trial; what is changed completes its name."""
-    return {f"{start}, {told}" if told else start: gate(**{**usual, **change}) for told, change in changes.items()}
+    return {f"{start}, {name}" if name else start: gate(**{**usual, **change}) for name, change in changes.items()}
 
 
 TRIALS: dict[str, Trial] = {
@@ -65,8 +62,6 @@ TRIALS: dict[str, Trial] = {
     "plain, prototype, model's lr .3": gate(**FIRST),
     "plain, spread .1, gate's lr .03": gate(start="random"),
     "plain, + start from labels (the default)": gate(),
-    "shift fixed at the labels, gate frozen": gate(shift=True, gate_lr=0.0, spread=0.0, ignore=0.0),
-    "plain, labels believed altogether": gate(ignore=0.0),
     "plain, M starts at 1.4, lr 0.2": gate(0.2, bias=0.85),
     **around(
         "shift, now, s = 0.5, params",
@@ -77,27 +72,18 @@ TRIALS: dict[str, Trial] = {
             "lr 0.3": {"lr": 0.3},
             "gate's lr .1": {"gate_lr": 0.1},
             "gate's lr .01": SLOW,
-            "separate initial gates": SEPARATE,
         },
     ),
     **around(
         "shift, nested, s = 0.5, params",
         {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED},
-        {"": {}, "separate initial gates": SEPARATE},
+        {"": {}},
     ),
     **around(
         "shift, nested, s = 0.3, all",
         {"lr": 0.2, "shift": True, "budget": 0.3, **NESTED},
         {
             "": {"resources": "all"},
-            "explored, noise 1": {**TRIED, "noise": 1.0},
-            "explored, noise 3": {**TRIED, "noise": 3.0},
-            "explored, noise 3, gate's lr .1": {**TRIED, "noise": 3.0, "gate_lr": 0.1},
-            "separate initial gates": SEPARATE,
-            "every third step whole": {**TRIED, "whole_every": 3},
-            "budget from 1 in 20 rounds": {**TRIED, "warm_up": 20},
-            "patches": {**TRIED, "features": "patches"},
-            "outputs may be dropped": {**TRIED, "keep_output": False},
             "post-norm over the batch": {"post_norm": "batch"},
             "no post-norm": {"post_norm": "none"},
             "no pre-norm": {"pre_norm": False},
@@ -111,38 +97,6 @@ TRIALS: dict[str, Trial] = {
             "20 blocks a layer": {"blocks": 20},
             "Adam": {"optim": "adam", "lr": 0.003, "gate_lr": 0.003},
         },
-    ),
-    # Until here gradients were multiplied with (live share of inputs)^1.5; from here on as gate_ideas.STEPS says.
-    **around(
-        "shift, nested, s = 0.3, all, steps",
-        {"lr": 0.2, "shift": True, "budget": 0.3, **NESTED, **TRIED},
-        {
-            "by inputs": {"steps": "inputs"},
-            "by the root (the default)": {"steps": "root"},
-            "by units": {"steps": "units"},
-            "by the root, first layer's activations": {"features": "first layer"},
-            "by the root, compensation learned by M": {"compensate": "none", "gate_lr": 0.1},
-        },
-    ),
-    **around(
-        "shift, nested, s = 0.5, params, steps",
-        {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED, **TRIED},
-        {"by the root": {"steps": "root"}, "by units": {"steps": "units"}},
-    ),
-    **around(
-        "shift, nested, s = 0.5, params, steps, by the root, labels choose",
-        {"lr": 0.2, "shift": True, "budget": 0.5, **PARAMS, **NESTED, **TRIED},
-        {"half of the blocks": {"common": 0.5}, "all blocks": {"common": 0.0}},
-    ),
-    **around(
-        "shift, nested, s = 0.3, all, steps, by the root, labels choose",
-        {"lr": 0.2, "shift": True, "budget": 0.3, **NESTED, **TRIED},
-        {"half of the blocks": {"common": 0.5}, "all blocks": {"common": 0.0}},
-    ),
-    **around(  # what it costs a client is what .3 of the narrow one costs
-        "shift, nested, s = 0.15, all, steps, by the root, twice as wide",
-        {"lr": 0.2, "shift": True, "budget": 0.15, "width": 2, **NESTED, **TRIED},
-        {"": {}, "labels choose half of the blocks": {"common": 0.5}, "labels choose all": {"common": 0.0}},
     ),
 }
 
@@ -196,19 +150,6 @@ FEMNIST: dict[str, Trial] = {
             "M starts at 1.7": {"bias": 1.73},
             "two epochs": {"epochs": 2},
             "two epochs, lr 0.03": {"epochs": 2, "lr": 0.03},
-            "shift, budget from 1 in 10 rounds": {**TRIED, "shift": True, "warm_up": 10},
-        },
-    ),
-    **around(
-        "s = 0.3, all, shift, steps",
-        {"lr": 0.05, "budget": 0.3, "smallest": 0.1, "shift": True, **NESTED, **TRIED},
-        {
-            "by the root": {},
-            "by units": {"steps": "units"},
-            "by units, lr 0.03": {"steps": "units", "lr": 0.03},
-            "by units in the first layer, lr 0.1": {"steps": "first layer", "lr": 0.1},
-            "by the root, two microbatches": {"microbatches": 2},
-            "by the root, four microbatches": {"microbatches": 4},
         },
     ),
     "M fixed at 1.4, gate frozen": gate(0.05, gate_lr=0.0, start="random", spread=0.0, bias=0.85),
@@ -225,20 +166,19 @@ FEMNIST: dict[str, Trial] = {
 TRIALS |= {f"FEMNIST: {name}": {"data": "femnist", **trial} for name, trial in FEMNIST.items()}
 
 
-def network(width: int = 1) -> nn.Module:
+def network() -> nn.Module:
     """Two convolutions of 3×3 and three linear layers."""
-    c1, c2, f1, f2 = (width * units for units in (16, 32, 120, 84))
     return nn.Sequential(
-        nn.Conv2d(3, c1, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(c1, c2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(4 * c2, f1), nn.ReLU(), nn.Linear(f1, f2), nn.ReLU(), nn.Linear(f2, 10),
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
-def federation(name: str, data_dir: str | None, seed: int = 0) -> data.Federation:
+def federation(name: str, data_dir: str | None) -> data.Federation:
     """25 writers of FEMNIST, or CIFAR-10 averaged to 16×16."""
     if name == "femnist":
-        return data.load("femnist", clients=25, data_dir=data_dir, seed=seed)
+        return data.load("femnist", clients=25, data_dir=data_dir)
     whole = data.load("cifar10", clients=1, partition="iid", data_dir=data_dir)
     parts = [whole.part(whole.clients[0], name) for name in ("train", "val", "test")]
     x = torch.cat([part.x for part in parts]).float()  # [N, 3, 32, 32], bytes
@@ -250,23 +190,17 @@ def federation(name: str, data_dir: str | None, seed: int = 0) -> data.Federatio
     )
 
 
-def run(
-    trial: Trial,
-    data_dir: str | None,
-    seed: int = 0,
-    more: Callable[[Sequence[Scored]], dict[str, Any]] = lambda scores: {},
-) -> dict[str, Any]:
+def run(trial: Trial, data_dir: str | None) -> dict[str, Any]:
     """Train once; the curve and the end, on validation data, and test accuracy for the record."""
     options = dict(trial)
     method, lr, budget = options.pop("method"), options.pop("lr"), options.pop("budget", 1.0)
     name, epochs = options.pop("data", "cifar10"), options.pop("epochs", 1)
     optim = Optim(options.pop("optim", "sgd"), lr=lr, clip=10.0)
-    if method.startswith("pfedgate"):
+    if method == "pfedgate":
         options = {**BEFORE, **options}
-    fed = federation(name, data_dir, seed)
+    fed = federation(name, data_dir)
     femnist = name == "femnist"
-    small = partial(network, options.pop("width", 1))
-    model = partial(models.build, "cnn_femnist", fed.input_shape, fed.classes) if femnist else small
+    model = partial(models.build, "cnn_femnist", fed.input_shape, fed.classes) if femnist else network
     task = Task(
         model,
         example=fed.prepare(fed.part(fed.clients[0], "train").x[:32]),
@@ -275,8 +209,10 @@ def run(
         epochs=epochs,
     )
     started, curve = time.process_time(), []
-    algorithm = Tried(task, **options) if method == "pfedgate_tried" else algorithms.build(method, task, **options)
-    how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20, seed=seed)
+    # Trials are on file under the names that options had then: a recipe knows them by today's names.
+    recipe = resolve({"algorithm": {"name": method, **options}})
+    algorithm = algorithms.build(method, task, **recipe.algorithm.options)
+    how = engine.Options(rounds=30 if femnist else 60, budget=budget, evaluate_every=10 if femnist else 20)
     result = engine.run(
         algorithm, fed, how,
         callbacks=[lambda event: curve.append(event["after_broadcast"]) if "after_broadcast" in event else None],
@@ -288,58 +224,50 @@ def run(
         "validation": [round(100 * point["val_accuracy"], 1) for point in curve],
         "test": round(100 * last["accuracy"], 1),
         "bottom decile": round(100 * last["bottom_decile"], 1),
-        **more(result.scores),
         "density": round(result.summary.get("density") or 1.0, 2),
         "masks": len(masks),
         "cpu seconds": round(time.process_time() - started),
     }
 
 
-def table(found: Found) -> str:
-    """All trials in their order."""
+def recorded(path: Path) -> dict[str, dict[str, Any]]:
+    """The records of a file by name, also of trials whose options are gone."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def table(records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """A line for every record."""
     lines = [
         "| trial | lr | validation at a third, two thirds, the end | test | bottom decile | density | masks |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, trial in TRIALS.items():
-        if (done := found.get(name)) is not None:
-            curve = ", ".join(f"{value:.1f}" for value in done["validation"])
-            density = f"{done['density']:.2f}"
-            cells = [name, trial["lr"], curve, done["test"], done["bottom decile"], density, done.get("masks", "–")]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    for name, record in records.items():
+        curve = ", ".join(f"{value:.1f}" for value in record["validation"])
+        cells = [name, record["trial"]["lr"], curve, record["test"], record["bottom decile"]]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{record['density']:.2f}", record.get("masks", "–")])) + " |")
+    return lines
 
 
-def main(
-    trials: dict[str, Trial] = TRIALS,
-    out: Path = OUT,
-    one: Callable[[Trial, str | None], dict[str, Any]] = run,
-    table: Callable[[Found], str] = table,
-    told: str | None = __doc__,
-) -> None:
-    """The command line of a list of trials: run what is not in the file yet, print the table."""
-    asked = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--only", default="", help="trials whose name has this in it")
-    asked.add_argument("--data-dir", default=None, help="folder of the data set; without: PFEDGATE_DATA or the hub")
-    asked.add_argument("--out", type=Path, default=out)
-    asked.add_argument("--table", action="store_true", help="print what is there and stop")
-    chosen = asked.parse_args()
+def main() -> None:
+    """Run the trials that are not in the file yet, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="trials whose name has this in it")
+    parser.add_argument("--data-dir", default=None, help="folder of the data set; without: PFEDGATE_DATA or the hub")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--table", action="store_true", help="print the records and stop")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    lines = chosen.out.read_text().splitlines() if chosen.out.exists() else []
-    found = {
-        record["name"]: record for record in map(json.loads, lines) if record["trial"] == trials.get(record["name"])
-    }
-    if not chosen.table:
-        for name, trial in trials.items():
-            if chosen.only not in name or name in found:
-                continue
-            found[name] = {"name": name, "trial": trial, **one(trial, chosen.data_dir)}
-            chosen.out.parent.mkdir(exist_ok=True)
-            with chosen.out.open("a") as file:
-                file.write(json.dumps(found[name]) + "\n")
-            print(name, found[name]["validation"], flush=True)
-    print(table(found))
+    records = recorded(arguments.out)
+    for name, trial in TRIALS.items():
+        if not arguments.table and arguments.only in name and name not in records:
+            records[name] = {"name": name, "trial": trial, **run(trial, arguments.data_dir)}
+            arguments.out.parent.mkdir(exist_ok=True)
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(records[name]) + "\n")
+            print(name, records[name]["validation"], flush=True)
+    print("\n".join(table(records)))
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ def measure(clients: int, name: str, rounds: int) -> None:
     from pfedgate import algorithms, models
     from pfedgate.core.types import Task
     from pfedgate.data import synthetic
-    from pfedgate.engine.metrics import peak_bytes
+    from pfedgate.engine.metrics import resident_bytes
     from pfedgate.engine.server import Options, run
 
     torch.set_num_threads(1)
-    before = peak_bytes()
+    before = resident_bytes()
     started = time.process_time()
     federation = synthetic(clients=clients)
     task = Task(functools.partial(models.build, "mlp", (64,), 10), batch=10)
@@ -46,7 +46,7 @@ def measure(clients: int, name: str, rounds: int) -> None:
         states = 0 if result.store is None else len(result.store.clients())
     taken = [b - a for a, b in itertools.pairwise(marks)]
     told = {"start": marks[0] - started, "round": statistics.median(taken[1:]), "states": states}
-    print(json.dumps({**told, "peak": peak_bytes(), "before": before}))
+    print(json.dumps({**told, "peak": resident_bytes(), "before": before}))
 
 
 def main() -> None:

@@ -9,18 +9,20 @@ Run `python benchmarks/wire.py --quick`. Writes benchmarks/results/wire.json.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import selectors
+import socket
 import tempfile
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pfedgate.deploy import template as init
 from pfedgate.deploy.local import LocalFleet
-from pfedgate.deploy.proxy import Proxy
+from pfedgate.deploy.starter import write_app
 from pfedgate.runs import folder as runfolder
 
 RECIPE = """
@@ -47,20 +49,99 @@ deadline = 600
 """
 
 
+class Proxy:
+    """Listens on `port` of loopback and hands on to `target`; `up` counts bytes from clients, `down` bytes to them."""
+
+    def __init__(self, target: int, *, keep: bool = False) -> None:
+        self.target, self.keep = target, keep
+        self.up = self.down = 0
+        self.streams: list[bytearray] = []  # one for each direction of each connection
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        self._lock = threading.Lock()
+        self._open = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while self._open:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(("127.0.0.1", self.target), timeout=10)
+        except OSError:
+            client.close()
+            return
+        sides = {client: (server, bytearray()), server: (client, bytearray())}
+        with self._lock:
+            self.streams += [stream for _, stream in sides.values()]
+        with client, server, selectors.DefaultSelector() as ready:
+            for side in sides:
+                ready.register(side, selectors.EVENT_READ)
+            while self._open:
+                for key, _ in ready.select(timeout=1):
+                    source = key.fileobj
+                    assert isinstance(source, socket.socket)
+                    other, stream = sides[source]
+                    try:
+                        data = source.recv(1 << 16)
+                        other.sendall(data)
+                    except OSError:
+                        return
+                    if not data:
+                        return
+                    with self._lock:
+                        self.up += len(data) if source is client else 0
+                        self.down += len(data) if source is server else 0
+                        if self.keep:
+                            stream += data
+
+    def close(self) -> None:
+        """Stop listening and let connections go."""
+        self._open = False
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+class TappedFleet(LocalFleet):
+    """A fleet without TLS whose nodes reach the SuperLink through a proxy."""
+
+    def __init__(self, folder: str | Path, *, keep: bool = False, **options: Any) -> None:
+        super().__init__(folder, secure=False, **options)
+        self.keep = keep
+        self.proxy: Proxy | None = None
+
+    def gateway(self) -> int:
+        self.proxy = self.proxy or Proxy(self.port, keep=self.keep)
+        return self.proxy.port
+
+    def close(self) -> None:
+        super().close()
+        if self.proxy is not None:
+            self.proxy.close()
+
+
 def measure(
-    folder: Path, algorithm: str, budget: float, rounds: int, nodes: int, tap: Callable[[int], Proxy] = Proxy
+    folder: Path, algorithm: str, budget: float, rounds: int, nodes: int, streams: list[bytes] | None = None
 ) -> dict[str, Any]:
-    """Bytes up and down per round: on the wire, and as packed; `tap` counts, and may keep what passes."""
+    """Bytes up and down per round: on the wire, and as packed; the bytes themselves go to `streams`."""
     recipe = folder / "recipe.toml"
     folder.mkdir(parents=True)
     recipe.write_text(RECIPE.format(algorithm=algorithm, rounds=rounds, budget=budget, nodes=nodes))
-    app = init.write(folder / "app", recipe)
-    with LocalFleet(folder / "fleet", nodes=nodes, secure=False, tap=tap, patience=300) as fleet:
+    app = write_app(folder / "app", recipe)
+    with TappedFleet(folder / "fleet", nodes=nodes, keep=streams is not None, patience=300) as fleet:
         assert fleet.proxy is not None
         before = fleet.proxy.up, fleet.proxy.down
         for _ in fleet.run(app, {"folder": str(folder / "run")}):
             pass
         after = fleet.proxy.up, fleet.proxy.down
+        if streams is not None:
+            streams += map(bytes, fleet.proxy.streams)
     packed = runfolder.load(folder / "run").metrics
     each = {
         "up": (after[0] - before[0]) / rounds,

@@ -1,11 +1,13 @@
 """For the site only: the pages of commands and of recipes are written from the code and cannot be out of date.
 
-`{{ commands }}` and `{{ recipes }}` in a page are replaced when the site is built. A page that mkdocs.yml does not list
-comes last in the section of its folder, so that results and new pages are never lost.
+`{{ commands }}` and `{{ recipes }}` in a page are replaced when the site is built, and so is
+`{{ glossary … }}` with nouns by module. A page that mkdocs.yml does not list comes last in the section of its
+folder, so that results and new pages are never lost.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -14,7 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # a build need not install the package
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+GLOSSARY = re.compile(r"\{\{ glossary\n(.*?)\n\}\}", re.DOTALL)  # lines of "module: Noun, Noun"
+
+sys.path.insert(0, str(SOURCE))  # a build need not install the package
 
 
 def on_config(config: Any) -> Any:
@@ -43,7 +48,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for name, make in (("commands", commands), ("recipes", recipes)):
         if f"{{{{ {name} }}}}" in markdown:
             markdown = markdown.replace(f"{{{{ {name} }}}}", make())
-    return markdown
+    return GLOSSARY.sub(lambda match: glossary(match[1]), markdown)
 
 
 def commands() -> str:
@@ -81,7 +86,8 @@ def _command(path: str, found: Any) -> str:
 
 def recipes() -> str:
     """Every section with its keys, defaults and reasons."""
-    from pfedgate.config import catalogue, toml
+    from pfedgate.config import options as catalogue
+    from pfedgate.config import toml
 
     parts = []
     for section in catalogue.SECTIONS:
@@ -111,3 +117,33 @@ def _cell(text: str) -> str:
 
 def _plain(text: str) -> str:
     return re.sub(r"\[/?(bold|dim|italic)\]", "", text)
+
+
+def glossary(nouns: str) -> str:
+    """A table of nouns, each with the first paragraph of its docstring in the code."""
+    rows = ["| noun | meaning | where |", "|---|---|---|"]
+    for line in nouns.splitlines():
+        module, _, names = line.partition(": ")
+        path = SOURCE.joinpath("pfedgate", *module.split(".")).with_suffix(".py")
+        where = path.relative_to(SOURCE.parent).as_posix()
+        rows += [f"| **{name}** | {_cell(meaning(path, name))} | `{where}` |" for name in names.split(", ")]
+    return "\n".join(rows)
+
+
+def meaning(path: Path, name: str) -> str:
+    """The first paragraph of a noun's docstring; for an alias the string below it, or the comment behind it."""
+    source = path.read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    for at, node in enumerate(body):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            text = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            below = body[at + 1].value if isinstance(body[at + 1], ast.Expr) else None  # type: ignore[attr-defined]
+            comment = source.splitlines()[(node.end_lineno or 1) - 1].partition("  # ")[2]
+            text = below.value if isinstance(below, ast.Constant) else comment[:1].upper() + comment[1:]
+        else:
+            continue
+        if text:
+            return inspect.cleandoc(text).split("\n\n")[0].replace("``", "`").rstrip(".") + "."
+        raise ValueError(f"{name} in {path} has no docstring for the glossary")
+    raise ValueError(f"the glossary names {name}, but {path} does not define it")

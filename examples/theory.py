@@ -80,7 +80,7 @@ class Watched(Endpoint):
         return sum(float(g.square().sum()) for g in found if g is not None)
 
 
-def planned(scale: Scale, budget: float, seed: int = 0, **train: Any) -> experiment.Plan:
+def planned(scale: Scale, budget: float, seed: int = 0, **train: Any) -> experiment.Experiment:
     recipe = experiment.recipe_of(
         {
             "data": {"name": "digits", "clients": scale.clients, "samples": scale.samples},
@@ -93,7 +93,7 @@ def planned(scale: Scale, budget: float, seed: int = 0, **train: Any) -> experim
     return experiment.plan(recipe)
 
 
-def watch(plan: experiment.Plan, gradients: bool = False) -> Watched:
+def watch(plan: experiment.Experiment, gradients: bool = False) -> Watched:
     """Run a plan and return what was noted."""
     made: list[Watched] = []
 
@@ -165,7 +165,7 @@ def generalisation(scale: Scale) -> dict[str, Any]:
     return {"rounds": scale.rounds, "seeds": len(scale.seeds), "runs": found}
 
 
-def _gap(plan: experiment.Plan, result: engine.Result) -> float:
+def _gap(plan: experiment.Experiment, result: engine.Result) -> float:
     """|loss on test data − loss on training data| of a client's own model, the mean over clients."""
     endpoint = Endpoint(plan.algorithm, plan.federation, result.store)
     gaps = []
@@ -179,11 +179,11 @@ def _gap(plan: experiment.Plan, result: engine.Result) -> float:
     return statistics.mean(gaps)
 
 
-def _bound(plan: experiment.Plan, budget: float) -> float:
+def _bound(plan: experiment.Experiment, budget: float) -> float:
     """Theorem 1 for this model and these clients, all unknown constants taken as 1."""
     with torch.random.fork_rng():
         model = plan.algorithm.task.model()
-    gated = pfedgate.gate(model, plan.algorithm.task.example, budget)
+    gated = pfedgate.gate(model, plan.algorithm.task.inputs.batch(), budget)
     clients = plan.federation.clients
     bound = theory.Generalisation(gated.plan.size, gated.gate.size, len(clients), sparsity=budget)
     return bound.gap(statistics.mean(plan.federation.part(client, "train").n for client in clients))

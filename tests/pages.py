@@ -28,7 +28,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pfedgate.cli import app
-from pfedgate.cli.base import told
+from pfedgate.cli.base import in_words
 from pfedgate.config import recipe as config
 from pfedgate.config import sections
 
@@ -132,7 +132,7 @@ def command(words: list[str]) -> None:
         result = CliRunner().invoke(app, rest)
         print(result.output)
         assert result.exit_code == 0, f"{' '.join(words)}: {result.output}" + (
-            told(result.exception) if isinstance(result.exception, Exception) else ""
+            in_words(result.exception) if isinstance(result.exception, Exception) else ""
         )
     elif name == "python" and rest[0] == "-m":
         _as_script(rest[1:], lambda: runpy.run_module(rest[1], run_name="__main__", alter_sys=True))

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pfedgate import data
-from pfedgate.engine.budgets import budgets
-from pfedgate.engine.roster import Options, Roster
+from pfedgate.engine.roster import Options, Roster, budgets
 
 IDS = [f"c{at}" for at in range(10)]
 

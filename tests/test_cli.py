@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import pfedgate
 from pfedgate import algorithms, experiment, models
 from pfedgate.cli import app
-from pfedgate.cli.outcome import table
+from pfedgate.cli.commands import table
 from pfedgate.config import toml
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.progress import Pace, Progress
@@ -132,7 +132,7 @@ def test_a_warning_is_one_line(pf: Callable[..., Any], monkeypatch: pytest.Monke
         warnings.warn("this may be slow", stacklevel=1)
         return fedavg
 
-    monkeypatch.setattr("pfedgate.cli.lists.registry.get", warn)
+    monkeypatch.setattr("pfedgate.algorithms.get", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert set(pf("algorithms", "fedavg").stderr.splitlines()) == {"warning: this may be slow"}
@@ -258,6 +258,17 @@ def test_data_show_prints_and_draws(pf: Callable[..., Any]) -> None:
     assert "needs no preparation" in pf("data", "prepare", "digits").stdout
 
 
+def test_data_show_needs_no_extra_unless_a_picture_is_asked_for(
+    pf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plot(*given: object) -> Path:
+        raise ImportError("drawing needs another package")
+
+    monkeypatch.setattr("pfedgate.data.show.plot", plot)
+    assert "not drawn: drawing needs" in pf("data", "show", "digits").stdout
+    assert "drawing needs" in pf("data", "show", "digits", "--plot", "p.svg", code=1).stderr
+
+
 def test_lists_are_complete(pf: Callable[..., Any]) -> None:
     told = pf("algorithms").stdout
     assert all(f"│ {name} " in told for name in algorithms.names())
@@ -291,8 +302,7 @@ def test_progress_shows_rounds_accuracy_and_time_left(terminal: bool) -> None:
 def test_time_left_counts_this_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("pfedgate.runs.progress.time.monotonic", lambda: now[0])
-    pace = Pace()
-    pace.start(10, 20)
+    pace = Pace(10, 20)
     assert pace.left() is None
     now[0] += 6
     pace.done(12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ from hypothesis import strategies as st
 from pfedgate import algorithms
 from pfedgate.config import options as schema
 from pfedgate.config import toml
-from pfedgate.config.catalogue import FIXED, SECTIONS, options_of
+from pfedgate.config.options import FIXED, SECTIONS, options_of
 from pfedgate.config.recipe import RecipeError, resolve, settings
-from pfedgate.core.schedule import Schedule
-from pfedgate.core.types import Optim
+from pfedgate.config.sections import GONE, RENAMED
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+RECIPES = [
+    path for path in sorted((Path(__file__).parent.parent / "recipes").glob("*.toml")) if ".tuned" not in path.name
+]
 
 
 @pytest.mark.parametrize("name", algorithms.names())
@@ -99,6 +103,8 @@ WRONG = [
     ({"train": {"schedule": "cosin"}}, r"did you mean 'cosine'"),
     ({"algorithm": "fedavgg"}, r"\[algorithm\] unknown algorithm 'fedavgg': did you mean 'fedavg'"),
     ({"algorithm": {"gate_lrr": 1.0}}, r"\[algorithm\] unknown key 'gate_lrr': did you mean 'gate_lr'"),
+    ({"algorithm": {"gate": {"shfit": True}}}, r"\[algorithm\] unknown key 'gate\.shfit': did you mean 'gate\.shift'"),
+    ({"algorithm": {"gate": True}}, r"algorithm\.gate is a table of settings, got True"),
     ({"algorithm": {"gate_lr": "x"}}, r"algorithm\.gate_lr must be a number"),
     ({"model": "resnett"}, r"\[model\] unknown model 'resnett': did you mean 'resnet'"),
     ({"model": {"name": "mlp", "hiden": [3]}}, r"did you mean 'hidden'"),
@@ -171,8 +177,44 @@ def test_what_is_written_as_toml_reads_back(value: Any) -> None:
         assert toml.parse(f"a = {toml.dump(value)}") == {"a": value}
 
 
+OLD = {"shift": True, "bias": 0.3, "spread": 0.2, "predict": "client", "half": False, "own": [], "deviations": []}
+
+
+def test_keys_of_earlier_versions_are_read_and_said() -> None:
+    layer = {"algorithm": {"name": "pfedgate", **OLD}, "train": {"persist_momentum": False}}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        recipe = resolve(layer)
+    words = " ".join(str(warning.message) for warning in said)
+    for part in ("shift is gate.shift now", "half is gone", "persist_momentum is gone"):
+        assert part in words
+    gate = {"shift": True, "initial_bias": 0.3, "initial_scale": 0.2, "scope": "client"}
+    assert recipe == resolve({"algorithm": {"name": "pfedgate", "gate": gate}})
+
+
+@pytest.mark.parametrize(("place", "keys"), GONE.items())
+def test_a_dropped_key_with_another_value_is_refused_with_the_reason(place: str, keys: dict[str, Any]) -> None:
+    section = place.partition(".")[0]
+    for key, (default, reason) in keys.items():
+        with pytest.raises(RecipeError, match=rf"{section}\.{key} = .* no longer possible: {re.escape(reason)}"):
+            resolve({section: {key: not default if isinstance(default, bool) else "other"}})
+
+
+def test_new_names_of_old_keys_exist() -> None:
+    for place, keys in RENAMED.items():
+        options = options_of(*place.split("."))
+        assert set(keys.values()) <= set(options)
+        assert not (set(keys) | set(GONE[place])) & set(options)
+
+
+def test_settings_of_the_gate_go_over_each_other_one_by_one() -> None:
+    base = {"algorithm": {"gate": {"shift": True, "pool": 2}}}
+    options = resolve(base, settings(["algorithm.gate.pool=none", "algorithm.gate.paths=1"])).algorithm.options
+    assert (options["gate.shift"], options["gate.pool"], options["gate.paths"]) == (True, None, 1)
+
+
 def test_comments_beside_and_above_fields_are_read() -> None:
     from pfedgate.gating.gate.config import GateConfig
 
-    assert schema.comments(GateConfig)["weight_range"].startswith("r above: M stays in")
+    assert schema.comments(GateConfig)["weight_range"].startswith("The r above: M stays in")
     assert schema.comments(Optim)["clip"] == "L2 norm of the gradient, for every method alike"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tests.pages import PAGES, ROOT, blocks, command, run, targets
 import pfedgate
 
 KNOWN = {"python", "sh", "toml", "text"}
+NAMES_CODE = [ROOT / "docs" / "explanation" / "architecture.md", ROOT / "CONTRIBUTING.md"]
 WITH_COMMANDS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "index.md"]
 
 
@@ -68,6 +72,48 @@ def test_relative_links_and_pictures_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)\)|(?:src|href)=\"([^\"#]+)\"", page.read_text(encoding="utf-8"))
     local = [link for pair in links for link in pair if link and "://" not in link]
     assert not [link for link in local if not (page.parent / link).exists()]
+
+
+def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    """What a file or a class defines: functions, classes, their methods and fields, constants."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node.body, f"{prefix}{node.name}.")
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            yield prefix + ast.unparse(target)
+
+
+@pytest.mark.parametrize("page", NAMES_CODE, ids=name)
+def test_files_and_names_of_the_code_exist(page: Path) -> None:
+    """`src/pfedgate/core/types.py#Card` is a file, and a name that it defines."""
+    places = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)(?:#([\w.]+))?`", page.read_text(encoding="utf-8"))
+    assert places
+    assert not [path for path, _ in places if not (ROOT / path).exists()]
+    missing = [
+        f"{path}#{symbol}"
+        for path, symbol in places
+        if symbol and symbol not in definitions(ast.parse((ROOT / path).read_text(encoding="utf-8")).body)
+    ]
+    assert not missing
+
+
+def test_the_glossary_explains_every_noun_once() -> None:
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    tables = [hooks["glossary"](nouns) for nouns in hooks["GLOSSARY"].findall(page)]
+    nouns = re.findall(r"^\| \*\*(\w+)\*\* \| .{10,} \|", "\n".join(tables), re.MULTILINE)
+    assert len(nouns) == len(set(nouns)) == sum(table.count("\n") - 1 for table in tables)
+    with pytest.raises(ValueError, match="Crad"):
+        hooks["glossary"]("core.types: Crad")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+def test_prose_is_wrapped(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if len(line) > 120 and not line.lstrip().startswith(("|", "<", "!", "-"))]
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)

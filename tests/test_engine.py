@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from tests.laws.world import Norms, federation, task
 
 from pfedgate import algorithms
 from pfedgate.algorithms.fedavg import FedAvg
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import initial, module
-from pfedgate.core.schedule import Schedule
 from pfedgate.core.state import digest, equal
-from pfedgate.core.types import Card, Local, Optim, Round, State, Update
+from pfedgate.core.types import Card, Local, Optim, Round, Schedule, State, Update
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Cards, ClientError, Options, run
@@ -205,14 +204,22 @@ def test_errors_name_client_round_and_stage() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_merge_that_stops_early_leaves_no_client_untrained() -> None:
-    @dataclass(frozen=True)
-    class Lazy(FedAvg):
-        def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
-            next(iter(updates))
-            return server
+def test_a_merger_may_refuse_an_update() -> None:
+    bad = federation().clients[2]
 
-    assert run(Lazy(task()), federation(), QUIET).history[0]["bytes_up"] > 6 * 4 * 195
+    class Strict(WeightedMean):
+        def add(self, card: Card, update: Update) -> str | None:
+            return "not today" if card.id == bad else super().add(card, update)
+
+    @dataclass(frozen=True)
+    class Choosy(FedAvg):
+        def merger(self, server: State, round: Round) -> WeightedMean:
+            return Strict(server, round.total)
+
+    fed = federation()
+    result = run(Choosy(task()), fed, QUIET)
+    assert result.history[0]["refusals"] == [f"client {bad!r}, round 1: not today"]
+    assert equal(result.server, run(FedAvg(task()), One(*[c for c in fed.clients if c != bad]), QUIET).server)
 
 
 def test_cards_are_enough_for_a_server() -> None:
@@ -239,7 +246,7 @@ def test_callbacks_hear_everything_and_threads_are_put_back() -> None:
     assert [event["round"] for event in seen[:3]] == [0, 1, 2]
     assert "after_broadcast" in seen[2]
     assert seen[1]["seconds"] > 0
-    assert seen[3]["peak_bytes"] > 10**7
+    assert seen[3]["resident_bytes"] > 10**7
 
 
 @pytest.mark.parametrize(

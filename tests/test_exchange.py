@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -42,7 +43,7 @@ def started(count: int = 2, **trouble: str) -> Processes:
     return Processes(Troubled(task(), **trouble), federation(), TemporaryStore(), CPU, workers=count)
 
 
-def gone(pids: list[int], seconds: float = 10) -> bool:
+def gone(pids: list[Any], seconds: float = 10) -> bool:
     deadline = time.monotonic() + seconds
     while any(_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
@@ -106,9 +107,9 @@ def test_stopping_early_leaves_the_workers_usable() -> None:
 def test_closing_leaves_nothing_behind() -> None:
     exchange = started()
     list(exchange.train(exchange_server(), Round(), chunks()))
-    pids = [worker.process.pid for worker in exchange._workers]
+    pids = [child.pid for child in exchange._children]
     folder = exchange._folder
-    assert exchange.peak_bytes > 10**7
+    assert exchange.resident_bytes > 10**7
     exchange.close()
     assert gone(pids)
     assert not folder.exists()
@@ -140,4 +141,20 @@ def test_workers_are_stopped_when_a_run_fails() -> None:
     call: Callable[..., Any] = exchange
     with pytest.raises(ClientError):
         run(Troubled(task(), fails=federation().clients[0]), federation(), OPTIONS, exchange=call)
-    assert gone([worker.process.pid for worker in made[0]._workers])
+    assert gone([child.pid for child in made[0]._children])
+
+
+def _train_and_wait(pipe: Any) -> None:
+    exchange = started()
+    list(exchange.train(exchange_server(), Round(), chunks()))
+    pipe.send([child.pid for child in exchange._children])
+    time.sleep(60)
+
+
+def test_workers_end_with_a_parent_that_was_killed() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    parent = multiprocessing.get_context("spawn").Process(target=_train_and_wait, args=(theirs,))
+    parent.start()
+    pids = ours.recv()
+    parent.kill()
+    assert gone(pids)

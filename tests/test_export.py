@@ -50,7 +50,7 @@ def test_one_decision_from_all_training_data(run: Path) -> None:
     """Of a gate that decides per client, the compact module is the predictor itself."""
     shutil.copytree(run, other := run.parent / "client")
     config = (other / "config.toml").read_text()
-    (other / "config.toml").write_text(config.replace('predict = "batch"', 'predict = "client"'))
+    (other / "config.toml").write_text(config.replace('scope = "batch"', 'scope = "client"'))
     found = export.client(other, "0", budget=0.4)
     assert found.gated.gated.gate.config.scope == "client"
     x = found.local.prepare(found.test.x)

@@ -32,12 +32,12 @@ FLOORS = [
 RANK = {name: rank for rank, names in enumerate(FLOORS) for name in names}
 
 # What `gating` may use beside the standard library and itself: it knows nothing of federated learning.
-GATING = {"torch", "numpy", "ortools"}
+GATING = {"torch", "numpy"}
 SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
-    "flwr", "datasets", "pyarrow", "PIL", "optuna", "tomlkit", "wandb", "mlflow", "tensorboard", "onnx",
-    "onnxruntime", "matplotlib", "sklearn", "vl_convert",
+    "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx",
+    "onnxruntime", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme",
 )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_errors_need_only_the_standard_library() -> None:
         ("core/types.py", "from pfedgate.engine.server import run"),
         ("core/types.py", "from .. import engine"),
         ("algorithms/fedavg.py", "from ..engine.server import run"),
-        ("engine/inprocess.py", "import pfedgate.deploy.flower"),
+        ("engine/endpoint.py", "import pfedgate.deploy.flower"),
         ("engine/server.py", "def f():\n    from pfedgate import report"),
         ("data/pool.py", "from pfedgate.models import build"),
         ("gating/gate/network.py", "from pfedgate.core.types import State"),
@@ -139,7 +139,7 @@ def test_the_check_sees_a_wrong_arrow(file: str, source: str) -> None:
     ("file", "source"),
     [
         ("cli/base.py", "from pfedgate import engine, report"),
-        ("gating/gate/network.py", "from . import norms\nfrom ortools.algorithms import x\nimport math"),
+        ("gating/gate/network.py", "from . import norms\nfrom numpy.linalg import norm\nimport math"),
         ("gating/__init__.py", "from pfedgate.gating import splitters\nfrom pfedgate.core.errors import unknown"),
         ("algorithms/__init__.py", "from .fedavg import FedAvg\nfrom pfedgate.gating import wrap"),
     ],
@@ -171,3 +171,26 @@ def test_import_of_the_core_loads_no_extra() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr
+
+
+def loaded(statement: str, *modules: str) -> list[str]:
+    """Which of these modules a fresh process has loaded after a statement."""
+    code = f"import sys\n{statement}\nprint(*[name for name in {modules!r} if name in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    return done.stdout.split()
+
+
+def test_rooms_are_loaded_when_they_are_used() -> None:
+    heavy = ("torch", "pfedgate.engine.server", "pfedgate.experiment", "sklearn", "scipy")
+    assert loaded("import pfedgate", *heavy) == []
+    assert loaded("import pfedgate.cli", *heavy) == []
+    assert loaded("import pfedgate.gating; pfedgate.gate", *heavy) == ["torch"]
+    assert loaded("import pfedgate; pfedgate.run", *heavy[:3]) == list(heavy[:3])
+
+
+def test_the_public_face_lists_and_finds_its_names() -> None:
+    assert set(pfedgate.__all__) <= set(dir(pfedgate))
+    assert all(getattr(pfedgate, name) is not None for name in pfedgate.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'gates'"):
+        pfedgate.gates  # noqa: B018

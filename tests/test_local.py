@@ -165,20 +165,14 @@ def test_a_step_of_ones_own_and_a_hook() -> None:
         torch.testing.assert_close(hooked.state[name], value)
 
 
-def test_momentum_is_reset_or_kept() -> None:
-    fresh, kept = Task(MLP, batch=6), Task(MLP, batch=6, optim=Optim(persist_momentum=True))
-    assert fit(fresh, initial(fresh, 0), client()).memory == {}
-    first = fit(kept, initial(kept, 0), client())
-    assert int(first.memory["optim/steps"]) == 4
-    going_on = fit(kept, first.state, client(index=1), memory=first.memory)
-    assert not equal(going_on.state, fit(kept, first.state, client(index=1)).state)
+def test_a_stepper_goes_on_with_the_slots_of_another() -> None:
     two = torch.optim.SGD([parameter := torch.zeros(3, requires_grad=True)], lr=0.1, momentum=0.9)
-    ours, vector = Stepper(Optim(lr=0.1, weight_decay=0, persist_momentum=True)), torch.zeros(3)
+    ours, vector = Stepper(Optim(lr=0.1, weight_decay=0)), torch.zeros(3)
     for turn in range(4):
         parameter.grad = torch.ones(3)
         two.step()
         ours.step(vector, torch.ones(3))
-        ours = Stepper(ours.optim, memory=ours.memory()) if turn == 1 else ours
+        ours = Stepper(ours.optim, slots=ours.slots()) if turn == 1 else ours
     torch.testing.assert_close(vector, parameter.detach())
 
 

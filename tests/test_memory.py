@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pfedgate.training.memory import steady
+from pfedgate.engine.workers import steady
 
 
 def test_nothing_is_changed_where_the_user_decided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,8 @@ import torch
 from tests.laws.world import federation, private_states, task
 
 from pfedgate import algorithms
-from pfedgate.core.schedule import Schedule
 from pfedgate.core.state import digest
-from pfedgate.core.types import Optim
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine import checkpoint, store
 from pfedgate.engine.checkpoint import FolderBusy, RunFolder, alone
 from pfedgate.engine.processes import Processes
@@ -31,12 +30,10 @@ FILES = ("metrics.jsonl", "participation.jsonl", "clients.csv")
 
 
 def train(folder: Path, rounds: int, checkpoint_every: int = 1, workers: int = 0) -> None:
-    """A run with everything that could be forgotten: private models, momentum, a plateau, the best State."""
+    """A run with everything that could be forgotten: private models, a plateau, the best State."""
     from dataclasses import replace
 
-    chosen = replace(
-        task(), optim=Optim(lr=0.1, persist_momentum=True), schedule=Schedule("plateau", patience=1, factor_plateau=0.5)
-    )
+    chosen = replace(task(), optim=Optim(lr=0.1), schedule=Schedule("plateau", patience=1, factor_plateau=0.5))
     options = Options(rounds=rounds, sample=0.5, evaluate_every=2, seed=5, checkpoint_every=checkpoint_every)
     how: dict[str, Any] = {"exchange": partial(Processes, workers=workers)} if workers else {}
     run(algorithms.build("ditto", chosen), federation(), options, folder=folder, resume=True, **how)
@@ -110,6 +107,17 @@ def test_what_two_processes_have_written_is_refused(tmp_path: Path) -> None:
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_folder_whose_optimiser_had_an_option_more_goes_on(tmp_path: Path) -> None:
+    train(tmp_path, 3)
+    files = RunFolder(tmp_path, resume=True)
+    last = files.load()
+    assert last is not None
+    files.save(last, {"task.optim": "Optim(lr=0.1, clip=10.0, persist_momentum=False)"})
+    assert files.load({"task.optim": "Optim(lr=0.1, clip=10.0)"}) is not None
+    with pytest.raises(ValueError, match=r"clip=10.0\), is Optim\(lr=0.1, clip=5.0\)"):
+        files.load({"task.optim": "Optim(lr=0.1, clip=5.0)"})
 
 
 CALLS = ("os.replace", "shutil.rmtree", "os.truncate", "os.link", "os.fsync")

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from pfedgate import data, experiment
+from pfedgate.algorithms.pfedgate.personal import Setting, workspace
 from pfedgate.config.recipe import RecipeError, resolve
+from pfedgate.core.types import CPU, Example
 from pfedgate.experiment import plan, recipe_of, resume, run
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.environment import environment, other_bits
@@ -218,10 +220,14 @@ def test_objects_must_fit_the_recipe() -> None:
 
 def test_the_example_is_nobodys_data() -> None:
     examples = [plan(resolve(TINY, {"data.seed": seed})).algorithm.task.example for seed in (0, 1)]
-    assert examples[0] is not None
-    assert examples[1] is not None
-    assert examples[0].equal(examples[1])
-    assert examples[0].shape == (64, 1, 8, 8)
+    assert examples[0] == examples[1] == Example((64, 1, 8, 8), torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:the gate has")
+def test_planning_a_recipe_again_traces_nothing_again() -> None:
+    recipe = resolve({**TINY, "model": {"name": "cnn_digits"}})
+    tasks = [plan(recipe).algorithm.task for _ in range(3)]
+    assert len({id(workspace(task, Setting(), CPU)) for task in tasks}) == 1
 
 
 def test_the_seed_of_the_run_is_that_of_the_partition_unless_told_otherwise() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pfedgate.core.schedule import Schedule
+from pfedgate.core.types import Schedule
 
 
 def test_constant() -> None:

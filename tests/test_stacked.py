@@ -40,17 +40,6 @@ def test_stacked_is_one_by_one(sizes: list[int], optim: Optim, epochs: int, drop
         assert many.loss == pytest.approx(one.loss, rel=1e-4, nan_ok=True)
 
 
-def test_the_options_of_fit() -> None:
-    task = Task(MLP, batch=7)
-    state, anchor = initial(task, 0), initial(task, 1)
-    locals = clients([9, 20, 4])
-    pulled = fit_many(task, [state] * 3, locals, anchors=[anchor] * 3, prox=0.5, lr=0.2, epochs=2, stream="tune")
-    for local, many in zip(locals, pulled, strict=True):
-        one = fit(task, state, local, anchor=anchor, prox=0.5, lr=0.2, epochs=2, stream="tune")
-        for name, value in one.state.items():
-            torch.testing.assert_close(many.state[name], value, atol=1e-5, rtol=1e-4)
-
-
 def test_given_states_are_not_changed() -> None:
     task = Task(MLP, batch=7)
     state = initial(task, 0)
@@ -60,7 +49,6 @@ def test_given_states_are_not_changed() -> None:
 
 def test_which_models_are_stacked() -> None:
     assert stackable(Task(partial(build, "mlp", (64,), 10)))
-    assert not stackable(Task(partial(build, "mlp", (64,), 10), optim=Optim(persist_momentum=True)))
     assert not stackable(Task(partial(build, "mlp", (64,), 10, dropout=0.1)))
     assert not stackable(Task(Noisy))
     assert not stackable(Task(partial(build, "cnn_cifar10")))

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pfedgate.core.mergers import WeightedMean, merge
 from pfedgate.core.state import (  # fmt: skip
     clone,
     digest,
@@ -18,7 +19,6 @@ from pfedgate.core.state import (  # fmt: skip
     split,
     under,
     unflat,
-    weighted_mean,
 )
 from pfedgate.core.types import Card, State, Update
 
@@ -34,7 +34,7 @@ def vector(seed: int, size: int = 50) -> torch.Tensor:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8))
 def test_mean_is_the_weighted_mean(weights: list[int]) -> None:
     states = [{"a": vector(at), "b": vector(at + 100).view(5, 10)} for at in range(len(weights))]
-    mean = weighted_mean(clone(states[0]), sent(*zip(states, map(float, weights), strict=True)))
+    mean = merge(WeightedMean(clone(states[0])), sent(*zip(states, map(float, weights), strict=True)))
     for name in ("a", "b"):
         expected = sum(w * s[name].double() for w, s in zip(weights, states, strict=True)) / sum(weights)
         assert torch.equal(mean[name], expected.float())
@@ -43,12 +43,12 @@ def test_mean_is_the_weighted_mean(weights: list[int]) -> None:
 @given(st.integers(1, 2**29))
 def test_mean_of_one_client_is_that_client(weight: int) -> None:
     state = {"a": vector(1) * 1e-3, "b": vector(2) * 1e5}
-    assert equal(weighted_mean({"a": vector(3), "b": vector(4)}, sent((state, float(weight)))), state)
+    assert equal(merge(WeightedMean({"a": vector(3), "b": vector(4)}), sent((state, float(weight)))), state)
 
 
 def test_mean_over_all_counts_the_others_as_unchanged() -> None:
     server, a, b = ({"w": vector(at)} for at in range(3))
-    mean = weighted_mean(server, sent((a, 2.0), (b, 3.0)), total=10.0)
+    mean = merge(WeightedMean(server, 10.0), sent((a, 2.0), (b, 3.0)))
     expected = server["w"] + 0.2 * (a["w"] - server["w"]) + 0.3 * (b["w"] - server["w"])
     torch.testing.assert_close(mean["w"], expected)
 
@@ -59,7 +59,7 @@ def test_counters_are_maxed_and_statistics_averaged() -> None:
         {"running": torch.tensor([1.0, 2.0]), "tracked": torch.tensor(7)},
         {"running": torch.tensor([3.0, 4.0]), "tracked": torch.tensor(6)},
     ]
-    mean = weighted_mean(server, sent((states[0], 1.0), (states[1], 1.0)))
+    mean = merge(WeightedMean(server), sent((states[0], 1.0), (states[1], 1.0)))
     assert mean["running"].tolist() == [2, 3]
     assert mean["tracked"].item() == 7
     assert mean["tracked"].dtype is torch.int64
@@ -68,7 +68,7 @@ def test_counters_are_maxed_and_statistics_averaged() -> None:
 def test_clients_that_send_different_names() -> None:
     server = {"a": torch.zeros(2), "b": torch.ones(2), "c": torch.full((2,), 9.0)}
     states = [({"a": torch.ones(2)}, 1.0), ({"a": torch.zeros(2), "b": torch.zeros(2)}, 3.0)]
-    mean = weighted_mean(server, sent(*states))
+    mean = merge(WeightedMean(server), sent(*states))
     assert mean["a"].tolist() == [0.25, 0.25]
     assert mean["b"].tolist() == [0, 0]
     assert mean["c"].tolist() == [9, 9]  # nobody sent it
@@ -78,14 +78,14 @@ def test_clients_that_send_different_names() -> None:
 def test_types_survive_the_mean() -> None:
     server = {"half": torch.zeros(2, dtype=torch.float16), "double": torch.zeros(2, dtype=torch.float64)}
     state = {"half": torch.ones(2, dtype=torch.float16), "double": torch.full((2,), 1 / 3, dtype=torch.float64)}
-    mean = weighted_mean(server, sent((state, 3.0)))
+    mean = merge(WeightedMean(server), sent((state, 3.0)))
     assert {name: value.dtype for name, value in mean.items()} == {"half": torch.float16, "double": torch.float64}
     assert equal(mean, state)
 
 
 def test_no_update_leaves_the_server_as_it_is() -> None:
     server = {"w": vector(0)}
-    assert equal(weighted_mean(server, []), server)
+    assert equal(merge(WeightedMean(server), []), server)
 
 
 def test_flat_copies_only_when_it_must() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate import experiment
 from pfedgate.cli import app
-from pfedgate.config import recipe as config
+from pfedgate.cli.base import tuned_note
 from pfedgate.config import toml
 from pfedgate.config.recipe import RecipeError, resolve
 from pfedgate.data import from_arrays
-from pfedgate.tune import Plan, Search, choices, tune, with_tuned
-from pfedgate.tune.search import base
+from pfedgate.tune import Search, SearchSpec, choices, tune
+from pfedgate.tune.search import JOURNAL, _study, base
 from pfedgate.tune.space import Range, axis, checked, default, space_of, values
+from pfedgate.tune.tuned import with_section
 
 pytest.importorskip("optuna")
 
@@ -41,22 +40,24 @@ SPACE = {"train.lr": choices([0.01, 0.1, 0.3]), "train.momentum": choices([0.0, 
 
 def search(folder: Path, trials: int = 6, **options: Any) -> Search:
     recipe = base(resolve(TINY, {"algorithm": "fedavg"}), 8)
-    return Search(Plan("fedavg", recipe, SPACE, **options), folder, trials)
+    return Search(SearchSpec("fedavg", recipe, SPACE, **options), folder, trials)
 
 
 def play(found: Search, score: Any, most: int = 99) -> None:
     """Trials without training: `score(params, round)` is what a run would have reached."""
     for _ in range(most):
-        job = found.next()
-        if job is None:
+        trial = found.ask()
+        if trial is None:
             return
-        curve = []
+        state = "complete"
         for round in (2, 4, 6, 8):
-            curve.append([round, score(job["params"], round)])
-            if found.said(job, curve[-1]):
+            trial.report(score(found.params(trial), round), round)
+            if found.spec.prune and round < 8 and trial.should_prune():
+                state = "pruned"
                 break
-        state = "complete" if len(curve) == 4 else "pruned"
-        found.ended(job, {"state": state, "curve": curve, "seconds": 0.0, "error": ""})
+        ended: Future[tuple[str, str]] = Future()
+        ended.set_result((state, ""))
+        found.tell(trial, ended)
 
 
 def hill(params: dict[str, float], round: int) -> float:
@@ -106,14 +107,14 @@ def test_interrupted_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
         folder = tmp_path / f"cut-{done}"
         play(search(folder, search=kind), hill, most=done)
         cut = search(folder, search=kind)
-        assert cut.next() is not None  # started and never ended: a kill
-        with (folder / "trials.jsonl").open("a") as file:
-            file.write('{"trial": 5, "par')  # and one half written
+        assert cut.ask() is not None  # started and never ended: a kill
+        with (folder / JOURNAL).open("a") as file:
+            file.write('{"op_code": 5, "wor')  # and one line half written
         again = search(folder, search=kind)
         play(again, hill)
         assert plain(again) == plain(whole)
-        assert len((folder / "trials.jsonl").read_text().splitlines()) == 6
         assert plain(search(folder, search=kind)) == plain(whole)
+        assert search(folder, search=kind).ask() is None
 
 
 def test_a_bad_trial_ends_early_and_a_late_one_does_not(tmp_path: Path) -> None:
@@ -137,11 +138,12 @@ class Breaks(torch.nn.Linear):
 
 
 def test_training_that_breaks_is_an_outcome(tmp_path: Path) -> None:
+    sizes = []
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"no trial ended well.*diverged"):
             tune("fedavg", trials=2, rounds=1, out=tmp_path, data=federation(), model=Breaks(6, 2))
-        lines = [json.loads(line) for line in (tmp_path / "fedavg/trials.jsonl").read_text().splitlines()]
-        assert [line["state"] for line in lines] == ["failed", "failed"]  # and the second time they are not repeated
+        sizes.append((tmp_path / "fedavg" / JOURNAL).stat().st_size)
+    assert sizes[0] == sizes[1]  # the second time they are not repeated
 
 
 def test_a_trial_that_could_not_begin_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,7 @@ def test_a_trial_that_could_not_begin_is_tried_again(tmp_path: Path, monkeypatch
     assert [trial.state for trial in first.trials] == ["complete", "failed", "complete"]
     again = tune("fedavg", TINY, **told)
     assert [trial.state for trial in again.trials] == ["complete"] * 3
-    assert [trial.trial for trial in again.trials] == [0, 2, 1]
+    assert [trial.slot for trial in again.trials] == [0, 2, 1]
     assert len(calls) == 6  # one look and three trials, then one look and one trial
     tune("fedavg", TINY, **told)
     assert len(calls) == 6  # nothing to do: the data is not even read
@@ -200,12 +202,12 @@ def test_the_same_data_elsewhere_is_the_same_search(tmp_path: Path) -> None:
     def at(place: str, **more: Any) -> Search:
         data = {"name": "cifar10", "data_dir": str(tmp_path / place), "cache_dir": str(tmp_path / place), **more}
         recipe = base(resolve({"data": data, "algorithm": "fedavg"}), 8)
-        return Search(Plan("fedavg", recipe, SPACE), tmp_path / "out", 4)
+        return Search(SearchSpec("fedavg", recipe, SPACE), tmp_path / "out", 4)
 
     play(at("here"), hill, most=2)
     there = at("there", source="local")
     assert len(there.trials) == 2
-    assert there.plan.recipe.data.options["data_dir"] == str(tmp_path / "there")  # and that is where it is read
+    assert there.spec.recipe.data.options["data_dir"] == str(tmp_path / "there")  # and that is where it is read
     with pytest.raises(ValueError, match=r"recipe\.data\.clients"):
         at("here", clients=7)
 
@@ -247,83 +249,30 @@ def test_test_labels_choose_nothing(tmp_path: Path) -> None:
     assert len({trial.value for trial in trials[0]}) > 1
 
 
-def test_best_settings_go_into_the_recipe() -> None:
-    text = '# mine\n[data]\nname = "digits"  # small\n\n[tuned.ditto]\n# pfedgate tune: old\ntrain.lr = 1.0  # why\n'
-    text += "clients.fraction = 0.5\n\n# lucky\n[run]\nseed = 3\n"
-    fresh = with_tuned(text, "ditto", {"train.lr": 0.1, "algorithm.lam": 0.5}, "new")
-    changed = text.replace("tune: old", "tune: new").replace("= 1.0", "= 0.1")
-    assert fresh == changed.replace("fraction = 0.5\n", "fraction = 0.5\nalgorithm.lam = 0.5\n")
-    recipe = resolve(toml.parse(fresh), {"algorithm": "ditto"})
-    assert (recipe.train.lr, recipe.algorithm.options["lam"], recipe.clients.fraction) == (0.1, 0.5, 0.5)
-    assert recipe.run.seed == 3
-    assert resolve(toml.parse(fresh), {"algorithm": "fedavg"}).clients.fraction == 1.0
-    assert with_tuned(fresh, "ditto", {"train.lr": 0.1}, "new") == fresh
+def test_tuned_settings_lie_beside_the_recipe_which_wins(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("train.lr = 3.0\n[tuned.fedavg]\ntrain.lr = 2.0\n")
+    text = with_section("# mine\n\n", "ditto", {"train.lr": 0.1, "algorithm.lam": 0.5}, "old")
+    text = with_section(text, "fedavg", {"train.lr": 0.2, "train.milestones": (1, 2)}, "other")
+    (tmp_path / "mine.tuned.toml").write_text(with_section(text, "ditto", {"train.lr": 0.3}, "new"))
+    text = (tmp_path / "mine.tuned.toml").read_text()
+    assert text.startswith("# mine\n\n[tuned.ditto]\n# pfedgate tune: new\ntrain.lr = 0.3\nalgorithm.lam = 0.5\n\n[")
+    assert text.count("# pfedgate tune: ") == 2
+    ditto = resolve(recipe, {"algorithm": "ditto"})
+    assert (ditto.train.lr, ditto.algorithm.options["lam"]) == (0.3, 0.5)
+    assert resolve(recipe, {"algorithm": "fedavg"}).train.lr == 2.0
+    assert resolve(recipe, {"algorithm": "fedper"}).train.lr == 3.0
+    assert resolve(recipe, {"algorithm": "ditto"}, {"train.lr": 1.0}).train.lr == 1.0
+    assert "ditto: " in tuned_note(recipe, ["ditto:lam=1", "fedavg", "fedper"])
 
 
-FORMS = (  # ways to write settings of ditto; some hold those of fedavg, too
-    "",
-    "[tuned.ditto]\ntrain.lr = 1.0  # fast\ntrain.milestones = [\n  1,  # one\n  2,\n]\n",
-    "[tuned.ditto]\ntrain.milestones = [\n  1,\n]\n# pfedgate tune: old\ntrain.lr = 1.0\n",
-    '[tuned."ditto"]\ntrain = { lr = 1.0 }\n',
-    "[tuned.ditto.train]\nlr = 1.0\n",
-    '[tuned.ditto]\n"train.lr" = 1.0\n',
-    "[tuned]\nditto.train.lr = 1.0  # fast\nfedavg.train.lr = 2.0\nditto.train.eps = 0.5\n",
-    "[tuned]\nditto = { train = { lr = 1.0 } }  # fast\n",
-    "[tuned]\nfedavg.train.lr = 2.0\nditto = { train.lr = 1.0 }\n",
-    "tuned.ditto.train.lr = 1.0\n",
-    "tuned = { ditto = { train.lr = 1.0 }, fedavg = { train.lr = 2.0 } }\n",
-)
-OTHERS = (
-    '# data\n[data]\nname = "digits"\n',
-    "# run\n#\n\n[run]\nseed = 3\n",
-    "# fedavg\n[tuned.fedavg]\ntrain.lr = 2.0\n",
-    "# here too\n[tuned.ditto.clients]\nfraction = 0.5\n",
-)
-
-
-def comments(text: str) -> list[str]:
-    return [line.partition("#")[2] for line in text.splitlines() if "#" in line and "# pfedgate tune" not in line]
-
-
-@given(
-    form=st.sampled_from(FORMS),
-    others=st.permutations(OTHERS),
-    many=st.integers(0, len(OTHERS)),
-    at=st.integers(0, len(OTHERS)),
-    gap=st.sampled_from(["", "\n"]),
-    end=st.sampled_from(["", "# the end\n", "\n\n"]),
-)
-def test_all_else_in_a_recipe_stays(form: str, others: list[str], many: int, at: int, gap: str, end: str) -> None:
-    text = gap.join([*others[:many][:at], form, *others[:many][at:]]) + end
-    assume("[tuned]" not in form or "# here too" not in text)  # settings of a method in two places: refused
-    try:
-        ditto, fedavg = (resolve(toml.parse(text), {"algorithm": name}) for name in ("ditto", "fedavg"))
-    except RecipeError:
-        assume(False)
-    found = {"train.lr": 0.1, "train.momentum": 0.9, "algorithm.lam": 0.5}
-    fresh = with_tuned(text, "ditto", found, "new")
-    after = toml.parse(fresh)
-    assert resolve(after, {"algorithm": "ditto"}) == resolve(ditto.tables(), found)
-    assert resolve(after, {"algorithm": "fedavg"}) == fedavg
-    assert comments(fresh) == comments(text)
-    lines = [line for line in fresh.splitlines() if "# pfedgate tune" not in line]
-    for comment in {"# data", "# fedavg", "# here too"} & set(lines):
-        assert lines[lines.index(comment) + 1].startswith("[")  # still above their sections
-    assert fresh.count("# pfedgate tune: ") <= 1
-    assert "tune: old" not in fresh
-    assert with_tuned(fresh, "ditto", found, "new") == fresh
-
-
-def test_a_recipe_that_cannot_be_changed_without_harm_is_refused(tmp_path: Path) -> None:
-    text = "tuned = { fedavg = { train.lr = 2.0 } }\n"
-    with pytest.raises(RecipeError, match=r"section \[tuned\.ditto\] of its own.*train\.lr = 0\.1"):
-        with_tuned(text, "ditto", {"train.lr": 0.1})
+def test_settings_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(text)
+    recipe.write_text("tuned.ditto.train.lr = 2.0\n")
     result = CliRunner().invoke(app, ["tune", "ditto", "--recipe", str(recipe), "--out", str(tmp_path / "out")])
     assert result.exit_code == 1
+    assert "has tuned settings of ditto itself" in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()  # before the search, not after it
-    assert recipe.read_text() == text
 
 
 def command(folder: Path, *more: str) -> list[str]:
@@ -344,17 +293,21 @@ def write_recipe(folder: Path) -> Path:
 
 def test_the_command_tunes_all_methods_of_a_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
+    before = recipe.read_text()
     result = CliRunner().invoke(app, command(tmp_path, "--write"))
     assert result.exit_code == 0, result.output
     assert "ditto on synthetic" in result.output
-    text = recipe.read_text()
-    assert text.startswith("# keep me\n")
-    assert text.count("# pfedgate tune: ") == 2
-    best = json.loads((tmp_path / "out/ditto/trials.jsonl").read_text().splitlines()[0])["params"]
-    assert set(best) == {"train.lr", "algorithm.lam"}
-    tuned = toml.parse(text)["tuned"]
+    assert recipe.read_text() == before
+    tuned = toml.read(tmp_path / "recipe.tuned.toml")["tuned"]
     assert set(tuned) == {"fedavg", "ditto"}
-    assert config.resolve(recipe, {"algorithm": "ditto"}).algorithm.options["lam"] == tuned["ditto"]["algorithm"]["lam"]
+    assert set(tuned["ditto"]["algorithm"]) == {"lam"}
+    assert resolve(recipe, {"algorithm": "ditto"}).algorithm.options["lam"] == tuned["ditto"]["algorithm"]["lam"]
+    copied = CliRunner().invoke(app, [*command(tmp_path), "--trials", "1", "--out", str(tmp_path / "copy")])
+    assert copied.exit_code == 0, copied.output
+    assert (tmp_path / "copy/recipe.toml").read_text() == before
+    assert set(toml.read(tmp_path / "copy/recipe.tuned.toml")["tuned"]) == {"fedavg", "ditto"}
+    compared = CliRunner().invoke(app, ["compare", "ditto", str(recipe), "--out", str(tmp_path / "runs")])
+    assert "tuned settings of ditto: " in compared.output.replace("\n", " ")
     wrong = CliRunner().invoke(app, [*command(tmp_path), "--search", "hill"])
     assert "unknown search 'hill'" in wrong.output
 
@@ -365,19 +318,18 @@ def test_kill_9_loses_and_repeats_no_finished_trial(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "pfedgate", *command(tmp_path, "--workers", "2", "--no-prune")]
     env = {**os.environ, "PYTHONPATH": str(Path(pfedgate.__file__).parent.parent)}
     process = subprocess.Popen(run, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    log = tmp_path / "out/ditto/trials.jsonl"
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and not (log.exists() and log.read_text()):
+    log, deadline = tmp_path / "out/ditto" / JOURNAL, time.monotonic() + 240
+    while time.monotonic() < deadline and not (log.exists() and '"state":1' in log.read_text()):
         assert process.poll() is None
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    kept = log.read_text()
-    assert kept
+    ended = log.read_text()
     subprocess.run(run, check=True, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    lines = log.read_text()
-    assert lines.startswith(kept[: kept.rfind("\n") + 1])
-    assert sorted(json.loads(line)["trial"] for line in lines.splitlines()) == [0, 1, 2, 3]
+    assert log.read_text().startswith(ended[: ended.rfind("\n") + 1])
+    records = _study(log, 4).trials
+    assert sorted(t.user_attrs["slot"] for t in records if "lost" not in t.user_attrs) == [0, 1, 2, 3]
+    assert not any(t.state.name == "RUNNING" for t in records)
 
 
 def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Row:
     budget: float | None  # None: the dense model itself
     accuracy: float
     density: float  # the largest share of parameters that any training step used
-    flops: float  # of the forward pass on one batch, gate included, counted while it runs
+    flops: float  # one forward pass on a batch, gate included, counted while it runs
     seconds: float  # median of a training step
 
 

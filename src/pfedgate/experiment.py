@@ -12,28 +12,28 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pfedgate import algorithms, models
-from pfedgate.config import catalogue
+from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.seeds import generator
-from pfedgate.core.types import Federation, Task
+from pfedgate.core.types import DataShape, Example, Federation, Task
 from pfedgate.engine import server as engine
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import Callback, Options, Result, choose_device
 from pfedgate.engine.workers import cores
 from pfedgate.runs import folder as runfolder
-from pfedgate.runs.gates import Recorder
+from pfedgate.runs.gates import GateLog
 from pfedgate.training.workspace import flops_per_sample
 
-__all__ = ["Plan", "plan", "recipe_of", "resume", "run"]
+__all__ = ["Experiment", "build", "plan", "recipe_of", "resume", "run", "shape_of"]
 
 Source = str | Path | Mapping[str, Any] | Recipe | None
 # Floating-point operations of a whole run from which on worker processes repay their start (about a minute's work).
@@ -42,7 +42,7 @@ SMALLEST_IMAGE = 16  # pixels a side that two convolutions of 5×5 and their poo
 
 
 @dataclass(frozen=True)
-class Plan:
+class Experiment:
     """A recipe made real: data loaded, task and algorithm built. `pfedgate.engine.server.run` takes these."""
 
     recipe: Recipe
@@ -53,9 +53,9 @@ class Plan:
     @property
     def workers(self) -> int:
         """Processes that will be used."""
-        chosen = self.recipe.run.workers
-        if isinstance(chosen, int):
-            return chosen
+        workers = self.recipe.run.workers
+        if isinstance(workers, int):
+            return workers
         if choose_device(self.options.device).type != "cpu":
             return 1  # several processes would fight over one accelerator
         return cores() if _work(self) >= WORTH_WORKERS else 1
@@ -63,7 +63,7 @@ class Plan:
     def run(
         self, *, folder: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
     ) -> Result:
-        """All rounds."""
+        """Train all rounds, or those that are left in a folder."""
         workers = self.workers
         exchange: Callable[..., engine.Exchange] = Endpoint
         if workers > 1:
@@ -75,7 +75,7 @@ class Plan:
             exchange=exchange,
             folder=folder,
             resume=resume,
-            callbacks=[*Recorder.wanted(self.algorithm, self.federation, self.options, folder), *callbacks],
+            callbacks=[*GateLog.wanted(self.algorithm, self.federation, self.options, folder), *callbacks],
         )
 
 
@@ -108,12 +108,12 @@ def run(
     (2, 4)
     """
     given = {name: sections.pop(name) for name in ("data", "model") if _is_object(sections.get(name))}
-    chosen = recipe_of(recipe, sections, **given)
-    folder = None if out is None else runfolder.create(out, chosen)
-    made = plan(chosen, **given)
+    resolved = recipe_of(recipe, sections, **given)
+    folder = None if out is None else runfolder.create(out, resolved)
+    experiment = plan(resolved, **given)
     if folder is not None:
         runfolder.note_environment(folder)
-    return made.run(folder=out, callbacks=callbacks)
+    return experiment.run(folder=out, callbacks=callbacks)
 
 
 def resume(path: str | Path, *, data: Any = None, model: Any = None, callbacks: Sequence[Callback] = ()) -> Result:
@@ -122,13 +122,13 @@ def resume(path: str | Path, *, data: Any = None, model: Any = None, callbacks: 
     A run whose `data` or `model` was a Python object needs the same object again.
     """
     folder = runfolder.load(path)
-    made = plan(folder.recipe, data=data, model=model)
+    experiment = plan(folder.recipe, data=data, model=model)
 
     def note(event: Mapping[str, Any]) -> None:
         if event["event"] == "start":  # when the folder is ours: one that another process trains in is left alone
             runfolder.note_environment(folder)
 
-    return made.run(folder=folder.path, resume=True, callbacks=[note, *callbacks])
+    return experiment.run(folder=folder.path, resume=True, callbacks=[note, *callbacks])
 
 
 def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any = None) -> Recipe:
@@ -147,23 +147,24 @@ def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any 
     return resolve(first, given, *layers)
 
 
-def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Plan:
+def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Experiment:
     """Load the data and build the algorithm of a recipe."""
-    for name, part, value in (("data", recipe.data, data), ("model", recipe.model, model)):
-        if (part.name == GIVEN) != (value is not None):
-            raise RecipeError(
-                f"this run's {name} was a Python object: give the same again, resume(path, {name}=…)"
-                if value is None
-                else f"this recipe names its own {name}, {part.name!r}: leave out {name}=…"
-            )
-    session, train = recipe.run, recipe.train
+    _check_given("data", recipe.data.name, data)
+    _check_given("model", recipe.model.name, model)  # before data is loaded
     federation: Federation = data
     if data is None:
         federation = catalogue.federation(
-            recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=session.seed
+            recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
         )
+    return Experiment(recipe, build(recipe, shape_of(federation), model), federation, recipe.options())
+
+
+def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
+    """The algorithm of a recipe for data of this shape; no data is needed, so a server without any can build it."""
+    _check_given("model", recipe.model.name, model)
+    train = recipe.train
     task = Task(
-        model=_network(recipe, federation) if model is None else _factory(model),
+        model=_network(recipe, shape) if model is None else _factory(model),
         optim=recipe.optim(),
         schedule=recipe.schedule(),
         batch=train.batch,
@@ -171,22 +172,43 @@ def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Plan:
         steps=train.steps,
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
-        example=_example(federation, train.batch),
+        example=Example((train.batch, *shape.shape), shape.dtype),
     )
-    algorithm = algorithms.build(recipe.algorithm.name, task, **recipe.algorithm.options)
-    return Plan(recipe, algorithm, federation, recipe.options())
+    return algorithms.build(recipe.algorithm.name, task, **recipe.algorithm.options)
+
+
+def shape_of(federation: Federation) -> DataShape:
+    """The form of a federation's data, read from one prepared sample.
+
+    >>> from pfedgate.data import load
+    >>> shape_of(load("digits", clients=4))
+    DataShape(classes=10, shape=(1, 8, 8), dtype=torch.float32)
+    """
+    for client in chain(federation.clients, federation.novel):
+        sample = federation.part(client, "train").x[:1]
+        if len(sample):
+            x = federation.prepare(sample)
+            return DataShape(int(getattr(federation, "classes", 0)), tuple(x.shape[1:]), x.dtype)
+    raise ValueError("no client has training data")
 
 
 def _is_object(value: Any) -> bool:
     return value is not None and not isinstance(value, (str, Mapping))
 
 
-def _network(recipe: Recipe, federation: Any) -> Network:
-    try:
-        shape, classes = tuple(federation.input_shape), int(federation.classes)
-    except AttributeError:
-        raise RecipeError("a model by name needs data with `input_shape` and `classes`; or give model=…") from None
-    return Network(recipe.model.name, shape, classes, tuple(sorted(recipe.model.options.items())))
+def _check_given(kind: str, name: str, value: Any) -> None:
+    if (name == GIVEN) != (value is not None):
+        raise RecipeError(
+            f"this run's {kind} was a Python object: give the same again, resume(path, {kind}=…)"
+            if value is None
+            else f"this recipe names its own {kind}, {name!r}: leave out {kind}=…"
+        )
+
+
+def _network(recipe: Recipe, shape: DataShape) -> Network:
+    if not shape.classes:
+        raise RecipeError("a model by name needs data with `classes`, how many there are; or give model=…")
+    return Network(recipe.model.name, shape.shape, shape.classes, tuple(sorted(recipe.model.options.items())))
 
 
 def _factory(model: Any) -> Callable[[], nn.Module]:
@@ -195,34 +217,17 @@ def _factory(model: Any) -> Callable[[], nn.Module]:
         return functools.partial(copy.deepcopy, model)
     if not callable(model):
         raise TypeError(f"model is a name, a torch module or a function that makes one, got {type(model).__name__}")
-    made: Callable[[], nn.Module] = model
-    return made
+    factory: Callable[[], nn.Module] = model
+    return factory
 
 
-def _example(federation: Federation, batch: int) -> Tensor:
-    """A batch as the model sees it, of noise: shapes and types are needed, nobody's data is."""
-    raw = federation.part(federation.clients[0], "train").x[:1]
-    return federation.prepare(_noise(tuple(raw.shape[1:]), raw.dtype, batch))
-
-
-@functools.lru_cache(maxsize=32)
-def _noise(shape: tuple[int, ...], dtype: torch.dtype, batch: int) -> Tensor:
-    stream = generator(0, "example")
-    if dtype.is_floating_point:
-        return torch.randn((batch, *shape), generator=stream, dtype=dtype)
-    if dtype == torch.uint8:
-        return torch.randint(0, 256, (batch, *shape), generator=stream, dtype=dtype)
-    return torch.zeros((batch, *shape), dtype=dtype)  # tokens: 0 is in every vocabulary
-
-
-def _work(made: Plan) -> float:
-    """Floating-point operations of all rounds, roughly: as if every method trained the dense model once."""
-    task, options = made.algorithm.task, made.options
-    assert task.example is not None
-    each = flops_per_sample(task.model, None, task.example.shape[1:], task.example.dtype, True)
-    clients = made.federation.clients
-    seen = clients[:200]  # an estimate will do, and there may be very many
-    mean = sum(made.federation.part(client, "train").n for client in seen) / max(1, len(seen))
-    sampled = options.sample * len(clients) if isinstance(options.sample, float) else options.sample
+def _work(experiment: Experiment) -> float:
+    """Floating-point operations of all rounds, estimated as if every method trained the dense model once."""
+    task, options, federation = experiment.algorithm.task, experiment.options, experiment.federation
+    each = flops_per_sample(task.model, None, torch.Size(task.inputs.shape[1:]), task.inputs.dtype, True)
+    seen = federation.clients[:200]  # the mean of some will do, and there may be very many
+    mean = sum(federation.part(client, "train").n for client in seen) / max(1, len(seen))
+    number = len(federation.clients)
+    sampled = options.sample * number if isinstance(options.sample, float) else options.sample
     samples = mean * task.epochs if task.steps is None else task.steps * task.batch
-    return each * samples * min(sampled, len(clients)) * options.rounds
+    return each * samples * min(sampled, number) * options.rounds

@@ -1,8 +1,8 @@
 """A client's model out of a run, as a small plain module, and into a file for other runtimes.
 
-found = client("runs/digits-pfedgate", "3", budget=0.3)
-found.gated, found.compact            the model that was scored, and the same with one choice of blocks
-save(found.compact, found.example, "client.onnx")
+anna = client("runs/digits-pfedgate", "anna", budget=0.3)
+anna.gated, anna.compact              the model that was scored, and the same with one choice of blocks
+save(anna.compact, anna.example, "client.onnx")
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ def client(
 
     `budget` may be another one than in training. A run whose `data` or `model` was a Python object needs it again.
     """
-    found = run if isinstance(run, runfolder.Run) else runfolder.load(run)
-    plan = experiment.plan(found.recipe, data=data, model=model)
+    run = run if isinstance(run, runfolder.Run) else runfolder.load(run)
+    plan = experiment.plan(run.recipe, data=data, model=model)
     if not has_gates(plan.algorithm):
         raise ValueError(
-            f"{found.path} was trained by {plan.algorithm.name}, which has no gates, so there is nothing to leave out; "
+            f"{run.path} was trained by {plan.algorithm.name}, which has no gates, so there is nothing to leave out; "
             "Algorithm.predictor gives its models, as docs/how-to/export.md shows"
         )
-    which = "best" if (found.path / "best.safetensors").exists() else "last"
-    server, store = found.server(which), found.store(which)
+    which = "best" if (run.path / "best.safetensors").exists() else "last"
+    server, store = run.server(which), run.store(which)
     card = _card(Roster.of(plan.federation, "clients", plan.options), id)
     card = card if budget is None else replace(card, budget=budget)
-    round = Round(max(0, len(found.metrics) - 1), plan.options.rounds, plan.options.seed)
+    round = Round(max(0, len(run.metrics) - 1), plan.options.rounds, plan.options.seed)
     local = Endpoint(plan.algorithm, plan.federation, store).local(card, round)
     private = store.get(id)
     if private is None:
-        raise ValueError(f"client {id!r} never trained in {found.path}, so it has no gate: choose another one")
+        raise ValueError(f"client {id!r} never trained in {run.path}, so it has no gate: choose another one")
     got = plan.algorithm.send(server, card, round)
     predictor = plan.algorithm.predictor(got, plan.algorithm.personalise(got, private, local), card)
     assert isinstance(predictor, Personal)
@@ -166,7 +166,7 @@ def need_onnx() -> None:
 
 
 def parameters(module: nn.Module) -> int:
-    """Number of parameters."""
+    """Number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -118,7 +118,7 @@ class Generalisation:
     failure: float = 0.05  # δ: it holds with probability 1 − δ
     radius: float = 1.0  # R: all parameters lie in a ball of this size
     lipschitz: tuple[float, float, float] = (1.0, 1.0, 1.0)  # L_f, L_h, L_g: of loss, model and gate
-    constant: float = 1.0  # what O(·) hides
+    constant: float = 1.0  # the one that O(·) hides
 
     def __post_init__(self) -> None:
         f, h, g = self.lipschitz
@@ -239,21 +239,20 @@ def newly_touched(masks: npt.ArrayLike, sizes: npt.ArrayLike | None = None) -> l
     weight = np.ones(live.shape[1]) if sizes is None else np.asarray(sizes, dtype=np.float64)
     if weight.shape != live.shape[1:] or (weight < 0).any() or not weight.sum():
         raise ValueError(f"sizes: one number ≥ 0 for each of {live.shape[1]} blocks, not all 0")
-    found: list[float] = []
+    shares: list[float] = []
     left = np.ones(live.shape[1], dtype=bool)
     for row in live:
         rest = float(weight[left].sum())
-        found.append(float(weight[left & row].sum()) / rest if rest else 0.0)
+        shares.append(float(weight[left & row].sum()) / rest if rest else 0.0)
         left &= ~row
-    return found
+    return shares
 
 
-# -- parts
 def _sizes(values: Vector) -> npt.NDArray[np.float64]:
-    found = np.abs(np.asarray(values, dtype=np.float64)).reshape(-1)
-    if not found.size or not (found > 0).all():
+    sizes = np.abs(np.asarray(values, dtype=np.float64)).reshape(-1)
+    if not sizes.size or not (sizes > 0).all():
         raise ValueError("parameters must be given and none may be 0: M* is θ_i*/θ_g*")
-    return found
+    return sizes
 
 
 def _positive(**values: float) -> None:

@@ -18,7 +18,6 @@ from tests.algorithms.toys import (
     normed_mlp,
     plain_mlp,
     run,
-    scores,
     task,
 )
 from torch import Tensor
@@ -26,7 +25,6 @@ from torch import Tensor
 from pfedgate import algorithms
 from pfedgate.core.state import clone, digest, equal
 from pfedgate.core.types import Part, Round, State
-from pfedgate.engine.server import Result
 
 BASELINES = (
     "fedprox", "pfedme", "mean_reg_mtl", "lg_fedavg", "ditto", "fedrep", "fedper", "fedbn", "apfl", "knn_per",
@@ -42,13 +40,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 PERSONAL = ("mean_reg_mtl", "lg_fedavg", "ditto", "fedrep", "fedper", "apfl")  # private from the start
 every = pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}{o or ''}" for name, o in CASES])
 SIZES = (24, 18, 30, 10, 20)
-
-
-def everything(result: Result) -> dict[str, str]:
-    """Digests of all that training leaves behind."""
-    assert result.store is not None
-    kept = {client: digest(result.store.get(client) or {}) for client in result.store.clients()}
-    return {"server": digest(result.server), **kept}
 
 
 class Spy:
@@ -73,54 +64,21 @@ class Spy:
 
 
 @every
-def test_labels_of_test_data_change_nothing_but_scores(name: str, options: dict[str, Any]) -> None:
-    results = []
-    for noise in (False, True):
-        federation = clusters(SIZES)
-        if noise:
-            for client in federation.parts.values():
-                client["test"].y.copy_((client["test"].y + 1) % CLASSES)
-        results.append(run(build(name, task(normed_mlp), **options), federation, rounds=2, sample=0.8))
-    clean, noisy = results
-    assert everything(clean) == everything(noisy)
-    assert [score.val for score in clean.scores] == [score.val for score in noisy.scores]
-    assert scores(clean) != scores(noisy)
-
-
-@every
-def test_nothing_given_is_changed(name: str, options: dict[str, Any]) -> None:
-    algorithm, one = build(name, task(normed_mlp), **options), local(clusters(SIZES))
-    got, private = first(algorithm, one)
-    before = clone(got), clone(private)
-    update, after = algorithm.train(got, private, one)
-    copied = clone(update.shared), clone(after)
-    algorithm.train({**got, **update.shared}, after, one)  # the next client's work must not reach into these
-    algorithm.personalise(got, algorithm.adapt(got, private, one), one)
-    assert equal(got, before[0])
-    assert equal(private, before[1])
-    assert equal(update.shared, copied[0])
-    assert equal(after, copied[1])
-
-
-@every
-def test_training_twice_from_the_same_state_gives_the_same_bits(name: str, options: dict[str, Any]) -> None:
+def test_training_again_gives_the_same_bits_and_changes_nothing_given(name: str, options: dict[str, Any]) -> None:
+    """Beside the laws of all methods (tests/laws): of every variant, with dropout, whatever torch's generator says."""
     algorithm, one = build(name, task(dropout_mlp), **options), local(clusters())
     got, private = first(algorithm, one)
+    before = clone(got), clone(private)
     torch.manual_seed(5)
-    once = algorithm.train(got, private, one)
+    update, after = algorithm.train(got, private, one)
+    first_bits = digest(update.shared), digest(after)
     torch.manual_seed(6)
-    again = algorithm.train(got, private, one)
-    assert equal(once[0].shared, again[0].shared)
-    assert equal(once[1], again[1])
-    assert once[0].metrics == again[0].metrics
-
-
-@every
-def test_evaluation_changes_no_training(name: str, options: dict[str, Any]) -> None:
-    algorithm = build(name, task(dropout_mlp), **options)
-    often = run(algorithm, clusters(), rounds=2, points=("after_broadcast", "after_local"))
-    never = run(algorithm, clusters(), rounds=2, evaluate_every=0, novel=False)
-    assert everything(often) == everything(never)
+    again, after_again = algorithm.train(got, private, one)
+    algorithm.personalise(got, algorithm.adapt(got, private, one), one)
+    assert first_bits == (digest(update.shared), digest(after)) == (digest(again.shared), digest(after_again))
+    assert update.metrics == again.metrics
+    assert equal(got, before[0])
+    assert equal(private, before[1])
 
 
 @every
@@ -191,26 +149,14 @@ def test_a_round_at_rate_zero_moves_no_parameter(name: str, options: dict[str, A
 def test_every_rate_follows_the_schedule_of_the_round(name: str, options: dict[str, Any]) -> None:
     """Half the factor is half the rate, in every branch, whatever the client did before."""
     outer = {"pfedme": "outer_lr"}.get(name)
-    found = []
+    digests = []
     for lr, factor in ((0.02, 0.5), (0.01, 1.0)):
         extra = {outer: lr} if outer else {}
         algorithm = build(name, task(plain_mlp, lr=lr), **options, **extra)
         one = local(clusters(), round=Round(index=5, factor=factor))
         update, private = algorithm.train(*first(algorithm, one), one)
-        found.append((digest(update.shared), digest(private)))
-    assert found[0] == found[1]
-
-
-@every
-def test_private_state_can_be_kept_with_persistent_momentum(name: str, options: dict[str, Any]) -> None:
-    federation = clusters(SIZES)
-    kept, fresh = (
-        run(build(name, task(normed_mlp, persist_momentum=persist), **options), federation, rounds=2, evaluate_every=0)
-        for persist in (True, False)
-    )
-    # pFedMe's steps have no momentum by definition; the surrogate's optimiser has none by default.
-    same = name in ("pfedme", "mean_reg_mtl")
-    assert (digest(kept.server) == digest(fresh.server)) == same
+        digests.append((digest(update.shared), digest(private)))
+    assert digests[0] == digests[1]
 
 
 @every
@@ -239,13 +185,9 @@ def test_averaging_over_all_clients_damps_what_is_shared(name: str, options: dic
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_every_baseline_says_what_it_is(name: str) -> None:
+def test_what_a_paper_searched_can_be_built(name: str) -> None:
     cls = algorithms.get(name)
-    assert cls.__doc__
     assert any(year in cls.paper for year in map(str, range(2016, 2024)))
-    assert cls.shares
-    assert cls.keeps
-    assert set(cls.grid) <= set(algorithms.options(name))
     for option, values in cls.grid.items():
         for value in values:
             build(name, task(), **{option: value})

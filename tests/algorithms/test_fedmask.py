@@ -15,13 +15,14 @@ from pfedgate.algorithms.fedmask import KNOWN, MEAN, FedMask
 from pfedgate.algorithms.fedmask.masks import (
     BITS,
     KEPT,
+    BitMean,
     covered,
     learn,
-    mean_of_bits,
     pack_bits,
     pack_mask,
     unpack_bits,
 )
+from pfedgate.core.mergers import merge
 from pfedgate.core.modules import initial, module
 from pfedgate.core.state import equal, flat, inside, pick, split
 from pfedgate.core.types import Card, Optim, Round, State, Task, Update
@@ -159,17 +160,24 @@ def test_disjoint_structures_change_nothing_and_overlaps_are_averaged() -> None:
     of, server = algorithm._structures, algorithm.init_server(0)
     old = torch.rand(of.size)
     disjoint = [(1.0, packed(of, [0, 1], True)), (1.0, packed(of, [2, 3], False))]
-    mean, known = mean_of_bits(disjoint, of, old, 2)
+
+    def mean_of_bits(sent: list[tuple[float, State]], least: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = BitMean(of, old, least)
+        for weight, update in sent:
+            mean.add(update, weight)
+        return mean.result()
+
+    mean, known = mean_of_bits(disjoint, 2)
     assert torch.equal(mean, old)
     assert not known.any()
     overlap = [(1.0, packed(of, [0, 1], True)), (3.0, packed(of, [1, 2], False)), (1.0, packed(of, [2], True))]
-    mean, known = mean_of_bits(overlap, of, old, 2)
+    mean, known = mean_of_bits(overlap, 2)
     assert known.nonzero()[:, 0].tolist() == [1, 2]
     assert mean[of.of == 1].unique().tolist() == [0.25]
     assert torch.equal(mean[of.of == 0], old[of.of == 0])
-    _, everybody = mean_of_bits(overlap, of, old, None)
+    _, everybody = mean_of_bits(overlap, None)
     assert not everybody.any()
-    merged = algorithm.merge(server, [(Card("a", 1), Update(overlap[0][1], 1.0))], Round())
+    merged = merge(algorithm.merger(server, Round()), [(Card("a", 1), Update(overlap[0][1], 1.0))])
     assert merged[KNOWN].nonzero()[:, 0].tolist() == [0, 1], "with one client the aggregate is its mask"
     assert merged[MEAN][of.of <= 1].unique().tolist() == [1.0]
 

@@ -15,10 +15,11 @@ from pfedgate import data
 from pfedgate import models as library
 from pfedgate.algorithms.fedmd import SCORES, SUBSET, FedMD
 from pfedgate.algorithms.fedmd.public import Public, WithHead, pretrained, public
+from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, inside
 from pfedgate.core.types import Card, Optim, Round, State, Task, Update
-from pfedgate.training.scan import scan
+from pfedgate.training.fit import scan
 
 POOL = Public(torch.randn(40, 6, generator=torch.Generator().manual_seed(1)))
 
@@ -34,10 +35,9 @@ def _wide() -> nn.Module:
 
 
 # -- laws
-@pytest.mark.parametrize("persist", [False, True])
 @pytest.mark.parametrize("options", [{"align": 0}, {"public": Public(torch.zeros(0, 6))}])
-def test_without_public_samples_it_is_local(options: dict[str, Any], persist: bool) -> None:
-    federation, given = clusters(), task(dropout_mlp, persist_momentum=persist)
+def test_without_public_samples_it_is_local(options: dict[str, Any]) -> None:
+    federation, given = clusters(), task(dropout_mlp)
     alone, method = build("local_only", given), make(given, **options)
     expected, found = run(alone, federation, sample=0.6), run(method, federation, sample=0.6)
     assert models(method, found, federation) == models(alone, expected, federation)
@@ -53,7 +53,7 @@ def test_the_consensus_of_one_client_moves_nothing(loss: str) -> None:
     algorithm, one = make(given, digest_loss=loss, digest_lr=0.5, align=1), local(clusters())
     got, private = first(algorithm, one)
     update, private = algorithm.train(got, private, one)
-    server = algorithm.merge({}, [(one.card, update)], one.round)
+    server = merge(algorithm.merger({}, one.round), [(one.card, update)])
     later = replace(one, round=Round(1))
     subset = algorithm._subset(later, 1)
     mine = scan(given, module(given, inside("model/", private)), subset, later)
@@ -70,7 +70,7 @@ def test_scores_are_averaged_as_they_are_and_clients_count_the_same() -> None:
     algorithm = make()
     sent = [(Card("a", 1), Update({SCORES: torch.full((4, 3), 1.0)}, 1.0))] * 2
     sent += [(Card("b", 900), Update({SCORES: torch.full((4, 3), 7.0)}, 1.0))]
-    merged = algorithm.merge({}, sent, Round(4, total=999.0))
+    merged = merge(algorithm.merger({}, Round(4, total=999.0)), sent)
     assert merged[SCORES].unique().tolist() == [3.0]
     assert int(merged[SUBSET]) == 5
     one = local(clusters())
@@ -82,7 +82,9 @@ def test_digesting_brings_predictions_together() -> None:
     algorithm = make(given, align=40, digest_lr=0.02)
     ones = [local(federation, name) for name in federation.clients]
     done = [algorithm.train({}, algorithm.init_client({}, one), one) for one in ones]
-    server = algorithm.merge({}, ((one.card, update) for one, (update, _) in zip(ones, done, strict=True)), Round())
+    server = merge(
+        algorithm.merger({}, Round()), ((one.card, update) for one, (update, _) in zip(ones, done, strict=True))
+    )
     subset = algorithm._subset(ones[0], 1)
 
     def spread(states: list[State]) -> float:
@@ -142,7 +144,7 @@ def test_what_is_digested_is_what_was_asked_about() -> None:
     """Scores sent in round t belong to the subset of round t + 1, also for novel clients after the last round."""
     algorithm, one = make(align=12), local(clusters(), round=Round(2))
     update, private = algorithm.train({}, algorithm.init_client({}, one), one)
-    server = algorithm.merge({}, [(one.card, update)], one.round)
+    server = merge(algorithm.merger({}, one.round), [(one.card, update)])
     subset = algorithm._subset(one, int(server[SUBSET]))
     said = scan(algorithm.task, module(algorithm.task, inside("model/", private)), subset, one)
     torch.testing.assert_close(server[SCORES], said)

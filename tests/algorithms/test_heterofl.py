@@ -24,6 +24,7 @@ from tests.algorithms.toys import (
 from pfedgate import data, models
 from pfedgate.algorithms.heterofl import HeteroFL
 from pfedgate.algorithms.heterofl.narrow import INNER, Narrow, width_for
+from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, under
 from pfedgate.core.types import Card, Optim, Round, State, Task, Update
@@ -48,11 +49,10 @@ def network(name: str) -> Task:
 
 
 # -- laws
-@pytest.mark.parametrize("persist", [False, True])
 @pytest.mark.parametrize("agg_norm", ["sampled", "all"])
 @pytest.mark.parametrize("model", [dropout_mlp, normed_mlp])
-def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str, persist: bool) -> None:
-    federation, of = clusters((24, 18, 30, 10, 20)), given(model, persist_momentum=persist)
+def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str) -> None:
+    federation, of = clusters((24, 18, 30, 10, 20)), given(model)
     options = {"sample": 0.6, "agg_norm": agg_norm}
     expected = run(build("fedavg", of), federation, **options)
     found = run(make(of), federation, **options)
@@ -64,8 +64,7 @@ def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str, persist: bo
 @pytest.mark.parametrize("width", [0.3, 0.5, 0.8])
 def test_a_narrow_model_is_the_whole_one_with_outgoing_weights_zeroed(model: Any, shape: Any, width: float) -> None:
     of = given(model, shape)
-    assert of.example is not None
-    narrow, state = Narrow(of.model, of.example, width), build("fedavg", of).init_server(0)
+    narrow, state = Narrow(of.model, of.inputs, width), build("fedavg", of).init_server(0)
     for name, value in state.items():
         if "running_mean" in name:
             value.copy_(torch.randn(value.shape))
@@ -85,8 +84,7 @@ def test_a_narrow_model_is_the_whole_one_with_outgoing_weights_zeroed(model: Any
 
 def test_flattened_maps_keep_all_positions_of_kept_channels() -> None:
     of = network("cnn_cifar10")
-    assert of.example is not None
-    narrow = Narrow(of.model, of.example, 0.5)
+    narrow = Narrow(of.model, of.inputs, 0.5)
     state = build("fedavg", of).init_server(0)
     part = narrow.take(state)
     assert {name: tuple(v.shape) for name, v in part.items() if name.endswith("weight")} == {
@@ -129,12 +127,11 @@ def test_ten_percent_full_ninety_percent_half_comes_from_the_budgets() -> None:
 def test_bounds_by_resource_are_kept() -> None:
     of = network("cnn_cifar10")
     for resource in ("params", "flops", "activation_bytes"):
-        width = width_for(of, {resource: 0.3}, "x")
-        assert of.example is not None
-        cost = Narrow(of.model, of.example, width).live.cost
+        width = width_for(of, {resource: 0.3})
+        cost = Narrow(of.model, of.inputs, width).live.cost
         assert 0.25 < cost[resource] <= 0.3
     with pytest.raises(ValueError, match="latency_ms"):
-        width_for(of, {"latency_ms": 3.0}, "x")
+        width_for(of, {"latency_ms": 3.0})
 
 
 # -- the server
@@ -150,12 +147,12 @@ def test_the_prefix_is_everybodys_mean_and_the_rest_the_wide_clients() -> None:
     algorithm = make(given(partial(models.build, "mlp", (6,), 3, hidden=[8, 8])), level="b")
     server = algorithm.init_server(0)
     wide, half = Card("a", 1, 1.0), Card("b", 1, 0.4)
-    merged = algorithm.merge(server, updates(algorithm, server, [(wide, 1.0, 1.0), (half, 5.0, 3.0)]), Round())
+    merged = merge(algorithm.merger(server, Round()), updates(algorithm, server, [(wide, 1.0, 1.0), (half, 5.0, 3.0)]))
     assert (merged["fc2.weight"][:4, :4] == 4.0).all()
     assert (merged["fc2.weight"][4:] == 1.0).all()
     assert (merged["fc2.weight"][:, 4:] == 1.0).all()
     assert (merged["out.bias"] == 4.0).all()
-    alone = algorithm.merge(server, updates(algorithm, server, [(half, 5.0, 3.0)]), Round())
+    alone = merge(algorithm.merger(server, Round()), updates(algorithm, server, [(half, 5.0, 3.0)]))
     assert (alone["fc2.weight"][:4, :4] == 5.0).all()
     assert torch.equal(alone["fc2.weight"][4:], server["fc2.weight"][4:])
     assert torch.equal(alone["fc2.weight"][:, 4:], server["fc2.weight"][:, 4:])
@@ -181,7 +178,7 @@ def test_an_output_is_averaged_over_those_who_have_its_label() -> None:
     for (_, update), labels in zip(sent, ([1, 1, 0], [0, 1, 0]), strict=True):
         update.shared["labels"] = torch.tensor(labels, dtype=torch.bool)
         assert algorithm.check(server, update) is None
-    merged = algorithm.merge(server, sent, Round())
+    merged = merge(algorithm.merger(server, Round()), sent)
     assert merged["5.bias"][:2].tolist() == [1.0, 1.5]
     assert merged["5.bias"][2] == server["5.bias"][2]
     assert merged["5.weight"][0].unique().tolist() == [1.0]
@@ -263,4 +260,4 @@ def test_wrong_options_and_a_missing_example_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="example"):
         make(task()).send({}, Card("a", 1), Round())
     with pytest.raises(ValueError, match="agg_norm"):
-        make(given(), unweighted=True).merge({}, [], Round(total=3.0))
+        merge(make(given(), unweighted=True).merger({}, Round(total=3.0)), [])

@@ -80,20 +80,3 @@ def test_methods_that_share_the_model_send_exactly_the_model(name: str) -> None:
     assert packed_size(got) == whole
     assert size(update, client="c0") == pytest.approx(whole, rel=0.001)
     assert whole == pytest.approx(4 * 256_830, rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "share"),
-    [
-        ("fedrep", {}, 0.997),
-        ("fedper", {}, 0.997),
-        ("lg_fedavg", {}, 0.791),
-        ("lg_fedavg", {"global_part": "lower"}, 0.209),
-    ],
-)
-def test_methods_with_private_parts_send_the_rest(name: str, options: dict[str, Any], share: float) -> None:
-    algorithm, one = build(name, TASK, **options), images()
-    got, private = first(algorithm, one)
-    update, _ = algorithm.train(got, private, one)
-    assert size(update, client="c0") / (4 * 256_830) == pytest.approx(share, rel=0.05)
-    assert packed_size(got) / (4 * 256_830) == pytest.approx(share, rel=0.05)

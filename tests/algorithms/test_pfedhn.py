@@ -12,8 +12,8 @@ from tests.algorithms.toys import build, clusters, local, normed_mlp, plain_mlp,
 from torch.func import functional_call
 
 from pfedgate import data, models
-from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place
-from pfedgate.algorithms.pfedhn.hyper import generate, new_hyper, pull_back
+from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place, generate, new_hyper, pull_back
+from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, flat, inside, shapes, unflat
 from pfedgate.core.types import Card, Optim, Round, State, Task, Update
@@ -67,7 +67,7 @@ def test_one_plain_step_is_the_end_to_end_gradient() -> None:
     got = algorithm.send(server, one.card, one.round)
     update, _ = algorithm.train(got, {}, one)
     hyper = inside(HYPER, server)
-    vector = algorithm._vector(server, one.card, one.round)
+    vector = algorithm.vector_of(server, one.card, one.round)
     found, of_vector = pull_back(hyper, vector, flat(got) - flat(update.shared))
 
     leaves = {name: value.clone().requires_grad_() for name, value in hyper.items()}
@@ -86,9 +86,9 @@ def test_one_plain_step_is_the_end_to_end_gradient() -> None:
     assert v.grad is not None
     torch.testing.assert_close(of_vector, 0.3 * v.grad, rtol=1e-3, atol=1e-6)
 
-    after = algorithm.merge(server, [(one.card, update)], one.round)
+    after = merge(algorithm.merger(server, one.round), [(one.card, update)])
     plain = make(given, server_momentum=0.0, server_decay=0.0, server_lr=1.0, server_clip=1e9)
-    moved = plain.merge(server, [(one.card, update)], one.round)
+    moved = merge(plain.merger(server, one.round), [(one.card, update)])
     torch.testing.assert_close(flat(inside(HYPER, server)) - flat(inside(HYPER, moved)), found, rtol=1e-3, atol=1e-6)
     nets = [module(given, algorithm.send(state, one.card, one.round)) for state in (server, after)]
     before, then = (given.loss(net(one.train.x), one.train.y).mean().item() for net in nets)
@@ -103,7 +103,7 @@ def test_a_linear_network_of_unit_vectors_keeps_clients_apart() -> None:
         server[_place(Card(name, 1))] = torch.eye(3)[at]
     one = local(federation, "c1")
     update, _ = algorithm.train(algorithm.send(server, one.card, one.round), {}, one)
-    after = algorithm.merge(server, [(one.card, update)], one.round)
+    after = merge(algorithm.merger(server, one.round), [(one.card, update)])
     columns, before = after[HYPER + "out.weight"], server[HYPER + "out.weight"]
     assert torch.equal(columns[:, [0, 2]], before[:, [0, 2]])
     assert not torch.equal(columns[:, 1], before[:, 1])
@@ -118,22 +118,13 @@ def test_only_the_rounds_vectors_move() -> None:
     server = algorithm.init_server(0)
     ones = [local(federation, name) for name in ("c0", "c1", "c2")]
     sent = [(one.card, algorithm.train(algorithm.send(server, one.card, one.round), {}, one)[0]) for one in ones]
-    first = algorithm.merge(server, sent, Round(0, 5))
-    second = algorithm.merge(first, sent[:1], Round(1, 5))
+    first = merge(algorithm.merger(server, Round(0, 5)), sent)
+    second = merge(algorithm.merger(first, Round(1, 5)), sent[:1])
     for card in (ones[1].card, ones[2].card):
         assert torch.equal(first[_place(card)], second[_place(card)])
     assert not torch.equal(first[_place(ones[0].card)], second[_place(ones[0].card)])
     assert sum(name.startswith(VECTOR) for name in second) == 3
     assert any(name.startswith(MOMENTUM) for name in second)
-
-
-def test_the_order_of_clients_does_not_matter() -> None:
-    algorithm, federation = make(), clusters()
-    server = algorithm.init_server(0)
-    ones = [local(federation, name) for name in ("c0", "c1", "c2")]
-    sent = [(one.card, algorithm.train(algorithm.send(server, one.card, one.round), {}, one)[0]) for one in ones]
-    forth, back = algorithm.merge(server, sent, Round()), algorithm.merge(server, sent[::-1], Round())
-    torch.testing.assert_close(forth, back, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_train_what_they_got_as_in_fedavg() -> None:
@@ -211,5 +202,7 @@ def test_the_order_in_which_a_file_lists_tensors_does_not_matter() -> None:
     for index in range(2):
         update, _ = algorithm.train(algorithm.send(server, one.card, one.round), {}, one)
         turned = dict(reversed(list(server.items())))
-        server, other = (algorithm.merge(state, [(one.card, update)], Round(index, 9)) for state in (server, turned))
+        server, other = (
+            merge(algorithm.merger(state, Round(index, 9)), [(one.card, update)]) for state in (server, turned)
+        )
         assert equal(server, other)

@@ -92,7 +92,7 @@ def test_shared_tensors_are_alike_and_private_ones_differ_after_a_round(name: st
     federation = clusters((24, 18, 30, 10, 20))
     algorithm = build(name, task(normed_mlp))
     result = run(algorithm, federation, rounds=2)
-    own = algorithm._own  # type: ignore[attr-defined]
+    own = algorithm.own  # type: ignore[attr-defined]
     assert own
     assert set(result.server) == set(build("fedavg", task(normed_mlp)).init_server(0)) - own, "the server holds it"
     assert result.store is not None
@@ -109,7 +109,7 @@ def test_only_what_is_shared_travels(name: str) -> None:
     one = local(clusters())
     got, private = first(algorithm, one)
     update, after = algorithm.train(got, private, one)
-    own = algorithm._own  # type: ignore[attr-defined]
+    own = algorithm.own  # type: ignore[attr-defined]
     assert not set(update.shared) & own
     assert set(update.shared) == set(got)
     assert set(inside("own/", after)) == own
@@ -229,7 +229,7 @@ def test_after_the_warm_up_everybody_starts_from_the_warm_model_which_is_sent_on
     algorithm = build("lg_fedavg", given, warmup_rounds=2, global_part="upper")
     warm = run(build("fedavg", given), federation, rounds=2, sample=2).server
     result = run(algorithm, federation, rounds=6, sample=2)
-    own = algorithm._own  # type: ignore[attr-defined]
+    own = algorithm.own  # type: ignore[attr-defined]
     lower = split(warm, own.__contains__)[0]
     assert equal(pick(result.server, own), pick(lower, own)), "the lower part moved after the warm-up"
     assert not equal(pick(result.server, set(warm) - own), pick(warm, set(warm) - own))

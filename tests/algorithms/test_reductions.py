@@ -66,10 +66,9 @@ def ids(cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [f"{name}-{at}" for at, (name, _) in enumerate(cases)]
 
 
-@pytest.mark.parametrize("persist", [False, True])
 @pytest.mark.parametrize(("name", "options"), FEDAVG, ids=ids(FEDAVG))
-def test_is_fedavg_when_switched_off(name: str, options: dict[str, Any], persist: bool) -> None:
-    federation, given = clusters(), task(dropout_mlp, persist_momentum=persist)
+def test_is_fedavg_when_switched_off(name: str, options: dict[str, Any]) -> None:
+    federation, given = clusters(), task(dropout_mlp)
     expected = run(build("fedavg", given), federation, sample=0.6)
     found = run(build(name, given, **options), federation, sample=0.6)
     assert equal({n: v for n, v in found.server.items() if not n.startswith("lg/")}, expected.server)
@@ -77,22 +76,21 @@ def test_is_fedavg_when_switched_off(name: str, options: dict[str, Any], persist
 
 
 @pytest.mark.parametrize(("name", "options"), SHARED, ids=ids(SHARED))
-@pytest.mark.parametrize(("model", "persist"), [(dropout_mlp, True), (normed_mlp, False)])
+@pytest.mark.parametrize("model", [dropout_mlp, normed_mlp])
 def test_the_shared_branch_is_fedavg_whatever_the_personal_one_does(
-    name: str, options: dict[str, Any], model: Any, persist: bool
+    name: str, options: dict[str, Any], model: Any
 ) -> None:
-    federation, given = clusters((24, 18, 30, 10, 20)), task(model, persist_momentum=persist)
+    federation, given = clusters((24, 18, 30, 10, 20)), task(model)
     expected = run(build("fedavg", given), federation, sample=0.6)
     found = run(build(name, given, **options), federation, sample=0.6)
     assert equal(found.server, expected.server)
     assert scores(found) != scores(expected), "the personal branch does nothing"
 
 
-@pytest.mark.parametrize("persist", [False, True])
 @pytest.mark.parametrize(("name", "options"), LOCAL, ids=ids(LOCAL))
-def test_is_local_when_nothing_is_shared(name: str, options: dict[str, Any], persist: bool) -> None:
+def test_is_local_when_nothing_is_shared(name: str, options: dict[str, Any]) -> None:
     # APFL's two branches need two streams of dropout, so one of them is not the other methods'.
-    federation, given = clusters(), task(plain_mlp if name == "apfl" else dropout_mlp, persist_momentum=persist)
+    federation, given = clusters(), task(plain_mlp if name == "apfl" else dropout_mlp)
     alone, method = build("local_only", given), build(name, given, **options)
     expected, found = run(alone, federation, sample=0.6), run(method, federation, sample=0.6)
     assert models(method, found, federation) == models(alone, expected, federation)

@@ -14,11 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.scrambling import scrambled
 
 from pfedgate.data import Federation, from_arrays, load, synthetic
 from pfedgate.data.federation import PARTS, Ids
 from pfedgate.data.pool import Normalise
-from pfedgate.data.split import carve
+from pfedgate.data.sharing import carve
 
 
 def rows(federation: Federation, client: str, part: str) -> list[int]:
@@ -123,29 +124,31 @@ def test_sub_samples_are_seeded_and_exact():
     assert load("digits", samples=0.5, clients=5).describe()["samples"] == 898
     again = load("digits", samples=600, clients=5)
     other = load("digits", samples=600, clients=5, seed=1)
-    used = [
-        {row for client in made.ids for part in PARTS for row in rows(made, client, part)}
-        for made in (federation, again, other)
-    ]
+    used = [{row for c in f.ids for part in PARTS for row in rows(f, c, part)} for f in (federation, again, other)]
     assert used[0] == used[1]
     assert len(used[0] & used[2]) < 400  # about a third is shared by chance
     # The partition is of the chosen samples: rows from the whole pool, labels as the shards say.
     shards = load("digits", samples=600, clients=5, partition="pathological", shards=1)
     assert max(max(rows(shards, client, "train")) for client in shards.ids) > 1000
     assert (shards.histogram() > 0).sum(1).max() <= 4
-    with pytest.raises(ValueError, match="the pool has 1797"):
-        load("digits", samples=2000)
 
 
-def test_unknown_names_suggest_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'cifar10'"):
-        load("cifar-10")
-    with pytest.raises(TypeError, match="did you mean 'alpha'"):
-        load("digits", alhpa=0.1)
-    with pytest.raises(ValueError, match="did you mean 'dirichlet'"):
-        load("digits", partition="dirichlett")
-    with pytest.raises(ValueError, match="digits has no owners"):
-        load("digits", partition="owner")
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar-10", {}, "did you mean 'cifar10'"),
+        ("digits", {"alhpa": 0.1}, "did you mean 'alpha'"),
+        ("digits", {"partition": "dirichlett"}, "did you mean 'dirichlet'"),
+        ("digits", {"partition": "owner"}, "digits has no owners"),
+        ("digits", {"samples": 2000}, "the pool has 1797"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(name, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        load(name, **options)
+
+
+def test_an_unknown_client_or_part_is_named():
     federation = load("digits", clients=12)
     with pytest.raises(KeyError, match="no client '1' among 12; did you mean"):
         federation.part("1", "train")
@@ -169,9 +172,9 @@ def test_parts_are_lazy_and_hold_the_right_samples():
 def test_images_come_out_normalised_and_channels_last():
     federation = load("digits")
     raw = federation.part("00", "train").x
-    kept = raw.clone()
+    before = raw.clone()
     ready = federation.prepare(raw)
-    assert torch.equal(raw, kept)
+    assert torch.equal(raw, before)
     assert ready.dtype is torch.float32
     assert ready.shape[1:] == federation.input_shape == (1, 8, 8)
     expected = (raw.double() / 255 - 0.3053) / 0.3761
@@ -200,7 +203,7 @@ def test_other_inputs_pass_through_prepare():
 
 def test_scrambled_labels_change_one_part_only():
     federation = load("digits", clients=5)
-    other = federation.scrambled("test")
+    other = scrambled(federation, "test")
     for client in federation.ids:
         for part in ("train", "val"):
             assert torch.equal(federation.part(client, part).y, other.part(client, part).y)
@@ -219,10 +222,10 @@ def test_histogram_and_description_agree_with_the_parts():
         assert federation.sizes("test")[at] == federation.part(client, "test").n
         tests = torch.bincount(federation.part(client, "test").y, minlength=10).tolist()
         assert federation.histogram(["test"])[at].tolist() == tests
-    told = federation.describe()
-    assert told["samples"] == 1797 == sum(told["parts"].values())
-    assert told["histogram"][federation.ids[2]] == counts[2].tolist()
-    assert told["partition"] == "dirichlet"
+    about = federation.describe()
+    assert about["samples"] == 1797 == sum(about["parts"].values())
+    assert about["histogram"][federation.ids[2]] == counts[2].tolist()
+    assert about["partition"] == "dirichlet"
 
 
 def test_ids_behave_like_a_list():

@@ -48,20 +48,15 @@ def test_cifar10_round_trip_train_before_test(tmp_path, image):
     assert sum(federation.part(c, p).n for c in federation.ids for p in PARTS) == 200
 
 
-def test_environment_names_the_folder(tmp_path, monkeypatch):
+def test_the_environment_or_an_option_names_the_folder(tmp_path, monkeypatch):
     cifar10(tmp_path)
+    assert len(load("cifar10", data_dir=tmp_path / "cifar10/plain_text", clients=4).pool) == 200
     monkeypatch.setenv("PFEDGATE_DATA", str(tmp_path))
     assert len(load("cifar10", clients=5).clients) == 5
     with pytest.raises(FileNotFoundError, match="no local copy of femnist"):
         load("femnist", source="local")
     with pytest.raises(FileNotFoundError, match=r"no folder .*femnist"):
         load("femnist", data_dir=tmp_path)
-
-
-def test_the_folder_itself_may_be_named(tmp_path):
-    cifar10(tmp_path)
-    direct = load("cifar10", data_dir=tmp_path / "cifar10/plain_text", clients=4)
-    assert len(direct.pool) == 200
 
 
 def test_cifar100_has_coarse_labels_for_pachinko(tmp_path):
@@ -123,19 +118,16 @@ def test_damaged_idx_files_are_refused(tmp_path):
     folder = tmp_path / "emnist"
     folder.mkdir()
     images, labels = (folder / f"emnist-byclass-train-{k}-ubyte" for k in ("images-idx3", "labels-idx1"))
-    write_idx(images, np.zeros((20, 28, 28)))
-    with pytest.raises(FileNotFoundError, match=r"no emnist-byclass-train-labels-idx1-ubyte beside"):
-        load("emnist", data_dir=tmp_path)
-    write_idx(labels, np.zeros(19))
-    with pytest.raises(ValueError, match=r"holds 20 images, .* 19 labels"):
-        load("emnist", data_dir=tmp_path)
-    write_idx(labels, np.zeros(20))
-    images.write_bytes(images.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="cut short"):
-        load("emnist", data_dir=tmp_path)
-    images.write_bytes(b"not an idx file at all")
-    with pytest.raises(ValueError, match="not an IDX file"):
-        load("emnist", data_dir=tmp_path)
+    damages = {
+        r"no emnist-byclass-train-labels-idx1-ubyte beside": lambda: write_idx(images, np.zeros((20, 28, 28))),
+        r"holds 20 images, .* 19 labels": lambda: write_idx(labels, np.zeros(19)),
+        "cut short": lambda: (write_idx(labels, np.zeros(20)), images.write_bytes(images.read_bytes()[:-1])),
+        "not an IDX file": lambda: images.write_bytes(b"not an idx file at all"),
+    }
+    for message, damage in damages.items():
+        damage()
+        with pytest.raises((FileNotFoundError, ValueError), match=message):
+            load("emnist", data_dir=tmp_path)
     assert list(cache.folder().iterdir()) == []
 
 
@@ -213,9 +205,9 @@ def test_a_build_that_dies_leaves_nothing_and_a_race_keeps_the_first(tmp_path):
 def test_progress_is_plain_lines_when_not_on_a_terminal(tmp_path, capsys):
     cifar10(tmp_path)
     load("cifar10", data_dir=tmp_path, clients=4)
-    told = capsys.readouterr()
-    assert "decoding cifar10: 200/200" in told.err
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert "decoding cifar10: 200/200" in output.err
+    assert output.out == ""
 
 
 def test_an_absent_package_says_how_to_install_it(monkeypatch):

@@ -52,15 +52,18 @@ def test_seeds_differ():
     assert not torch.equal(one, two)
 
 
-def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="at least 1 client and 3 samples"):
-        synthetic(clients=5, samples_per_client=2)
-    with pytest.raises(ValueError, match="between 1 and 10"):
-        synthetic(clients=5, classes_per_client=11)
-    with pytest.raises(ValueError, match="at least 2 classes"):
-        conflicting(classes=1)
-    with pytest.raises(TypeError, match="did you mean 'novel'"):
-        conflicting(nowel=0.2)
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (synthetic, {"samples_per_client": 2}, "at least 1 client and 3 samples"),
+        (synthetic, {"classes_per_client": 11}, "between 1 and 10"),
+        (conflicting, {"classes": 1}, "at least 2 classes"),
+        (conflicting, {"nowel": 0.2}, "did you mean 'novel'"),
+    ],
+)
+def test_bad_options_are_refused(make, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(clients=5, **options)
 
 
 @pytest.mark.parametrize("classes", [2, 5])

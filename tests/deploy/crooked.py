@@ -21,7 +21,7 @@ from flwr.supernode.cli import flower_supernode
 from tests.deploy.lies import changed
 
 from pfedgate.core.types import Update
-from pfedgate.deploy.parcels import from_records, to_records
+from pfedgate.deploy.messages import from_records, to_records
 from pfedgate.engine import wire
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.types import State
-from pfedgate.deploy import flower, settings
-from pfedgate.deploy import states as state
+from pfedgate.deploy import flower
 from pfedgate.deploy.fleet import Fleet
-from pfedgate.deploy.node import Node
-from pfedgate.deploy.parcels import Parcel, from_records, to_records
+from pfedgate.deploy.messages import Parcel, from_records, to_records
+from pfedgate.deploy.node import Node, current
 
 Spoil = Callable[[int, Parcel, Parcel], list[Parcel]]  # (node, order, answer) -> what arrives
 
@@ -95,7 +94,7 @@ def deployed(
     **given: Any,
 ) -> tuple[Any, FakeGrid, Clock]:
     """A run over a fake grid whose nodes keep their states under `folder`; a `scene` spoils, and changes the grid."""
-    recipe = settings.read(
+    recipe = flower.read(
         {**tables, "deploy": {"nodes": nodes, "deadline": 30, "start": 30, **tables.get("deploy", {})}}
     )
     shares = {11 + at: {"partition-id": at, "num-partitions": nodes} for at in range(nodes)}
@@ -113,7 +112,7 @@ def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
     found: dict[str, State] = {}
     for experiment_folder in (folder / "state").iterdir():
         for at in range(nodes):
-            store = state.current(folder / "state", experiment_folder.name, f"{at}-of-{nodes}")
+            store = current(folder / "state", experiment_folder.name, f"{at}-of-{nodes}")
             for client in store.clients():
                 kept = store.get(client)
                 assert kept is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -11,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
 from pfedgate.config import toml
-from pfedgate.deploy import local
-from pfedgate.deploy import template as init
+from pfedgate.deploy import local, starter
 from pfedgate.deploy.local import LocalFleet
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
     recipe.parent.mkdir(parents=True, exist_ok=True)
     whole = {**tables, "deploy": settings}
     recipe.write_text("".join(f"{name} = {toml.dump(table)}\n" for name, table in whole.items()), encoding="utf-8")
-    return init.write(folder / "app", recipe)
+    return starter.write_app(folder / "app", recipe)
 
 
 LIAR = """
@@ -93,17 +94,13 @@ def run(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float 
 
 def processes(folder: Path) -> list[int]:
     """Processes whose Flower home is in this folder: all that a fleet there has started, however deep."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"FLWR_HOME={folder}".encode() in environment and state != "Z":
-                found.append(int(entry.name))
-    return found
+    running = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            home = process.environ().get("FLWR_HOME", "")
+            if home.startswith(str(folder)) and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process.pid)
+    return running
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -121,10 +118,10 @@ def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
 
 def gates(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
     """Private states of a fleet whose nodes keep them in folder/node-0, …"""
-    from pfedgate.deploy import states as state
+    from pfedgate.deploy.node import current
 
     for at in range(nodes):
         for experiment in sorted((folder / f"node-{at}").glob("*")):
-            store = state.current(folder / f"node-{at}", experiment.name, f"{at}-of-{nodes}")
+            store = current(folder / f"node-{at}", experiment.name, f"{at}-of-{nodes}")
             for client in store.clients():
                 yield client, store.get(client) or {}

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pfedgate.core.types import Update
+from pfedgate.deploy.messages import Parcel
 from pfedgate.deploy.node import Node
-from pfedgate.deploy.parcels import Parcel
 from pfedgate.engine import wire
 from pfedgate.runs import folder as runfolder
 

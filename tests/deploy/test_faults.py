@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pfedgate import experiment
-from pfedgate.deploy import collect
-from pfedgate.deploy.parcels import Parcel, ParcelError
+from pfedgate.deploy import fleet as fleets
+from pfedgate.deploy.messages import Parcel, ParcelError
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
@@ -22,7 +22,7 @@ from tests.deploy.lies import DENSE, GATED_LIES, changed
 
 from pfedgate.core.types import State
 from pfedgate.deploy.fleet import QuorumError
-from pfedgate.deploy.parcels import from_records
+from pfedgate.deploy.messages import from_records
 from pfedgate.engine.endpoint import POINTS
 
 SPOILT = 12  # the node whose answers are spoilt
@@ -132,7 +132,7 @@ def test_who_sends_half_an_answer_or_none_holds_nobody_up(
     half: bool, reason: str, tmp_path: Path, without: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's pull waits for the rest of an answer, or raises if it cannot be one."""
-    monkeypatch.setattr(collect, "GRACE", 0.1)
+    monkeypatch.setattr(fleets, "GRACE", 0.1)
     over = threading.Event()
 
     def scene(grid: FakeGrid) -> Spoil:
@@ -273,7 +273,7 @@ def test_a_node_that_is_away_is_not_waited_for_and_may_come_back(tmp_path: Path)
 def test_a_parcel_is_read_with_care() -> None:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    from pfedgate.deploy.parcels import from_records, to_records
+    from pfedgate.deploy.messages import from_records, to_records
 
     parcel = Parcel({"a": 1.5}, [b"", b"xyz"])
     assert from_records(to_records(parcel)) == Parcel({"a": 1.5}, [b"", b"xyz"])

@@ -14,10 +14,10 @@ from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wa
 
 from pfedgate import experiment
 from pfedgate.core.types import State
-from pfedgate.deploy import certs
 from pfedgate.deploy.children import kill
 from pfedgate.deploy.local import LocalFleet
-from pfedgate.deploy.parcels import Parcel
+from pfedgate.deploy.messages import Parcel
+from pfedgate.deploy.starter import make_keys
 from pfedgate.runs import folder as runfolder
 
 pytestmark = pytest.mark.timeout(900)  # minutes on a busy machine, where other tests take seconds
@@ -28,7 +28,7 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
     app = write_app(tmp_path, tables)
     with LocalFleet(tmp_path / "fleet", nodes=3, patience=60 * patience()) as fleet:
         # Somebody with the right certificate authority and a key that was never registered.
-        certs.make(tmp_path / "fleet" / "keys", nodes=4)
+        make_keys(tmp_path / "fleet" / "keys", nodes=4)
         fleet.configs.append({"partition-id": 0, "num-partitions": 1, "state-dir": str(tmp_path / "stranger")})
         stranger = fleet.start_node(3, key="node-3")
         run(fleet, app, {"folder": str(tmp_path / "run")})

@@ -16,7 +16,7 @@ from tests.deploy.lies import GATED_LIES, LATE
 
 from pfedgate import experiment
 from pfedgate.deploy.local import LocalFleet
-from pfedgate.deploy.parcels import Parcel
+from pfedgate.deploy.messages import Parcel
 from pfedgate.runs import folder as runfolder
 
 pytestmark = pytest.mark.deploy

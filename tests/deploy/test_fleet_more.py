@@ -18,7 +18,6 @@ from pfedgate import experiment
 from pfedgate.config import toml
 from pfedgate.deploy.children import FleetError, kill
 from pfedgate.deploy.local import LocalFleet, once
-from pfedgate.deploy.proxy import Proxy
 from pfedgate.runs import folder as runfolder
 
 pytestmark = pytest.mark.deploy
@@ -122,14 +121,9 @@ class Captured:
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    folder, taps = tmp_path_factory.mktemp("captured") / "pfedgate", list[Proxy]()
-
-    def tap(port: int) -> Proxy:
-        taps.append(Proxy(port, keep=True))
-        return taps[0]
-
-    told = measure(folder, "pfedgate", 0.3, rounds=2, nodes=2, tap=tap)
-    return Captured(folder, [bytes(kept) for kept in taps[0].kept], told)
+    folder, streams = tmp_path_factory.mktemp("captured") / "pfedgate", list[bytes]()
+    told = measure(folder, "pfedgate", 0.3, rounds=2, nodes=2, streams=streams)
+    return Captured(folder, streams, told)
 
 
 def test_no_private_byte_is_on_the_wire(captured: Captured) -> None:

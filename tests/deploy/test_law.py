@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.deploy.fakes import TABLES, deployed, private_states
 from tests.deploy.fleets import same
 
 from pfedgate import algorithms, experiment
-from pfedgate.deploy import settings
+from pfedgate.core.types import DataShape
+from pfedgate.deploy import flower
+from pfedgate.deploy.messages import NodeInfo, Parcel
 from pfedgate.deploy.node import Node
-from pfedgate.deploy.parcels import Parcel
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
@@ -79,14 +81,14 @@ def test_nodes_with_data_of_their_own_need_not_hold_every_class(tmp_path: Path) 
     result, _, _ = deployed(tmp_path, tables, configs=configs, data=data)
     assert [score.client for score in result.scores] == ["a", "b"]
     assert [score.client for score in result.novel] == ["c"]
-    node = Node(settings.read(tables), configs[2], data=data)
-    assert set(node.federation().part("b", "train").y.tolist()) == {2}
+    node = Node(flower.read(tables), configs[2], data=data)
+    assert set(node.holding.part("b", "train").y.tolist()) == {2}
     with pytest.raises(ValueError, match="unknown class 'eel'"):
-        Node(settings.read({**tables, "deploy": {"class_names": ["cat", "dog"]}}), configs[2], data=data).federation()
+        Node(flower.read({**tables, "deploy": {"class_names": ["cat", "dog"]}}), configs[2], data=data)._introduce()
 
 
 def test_a_node_serves_only_its_own_clients(tmp_path: Path) -> None:
-    recipe = settings.read({**TABLES, "algorithm": {"name": "fedavg"}})
+    recipe = flower.read({**TABLES, "algorithm": {"name": "fedavg"}})
     node = Node(recipe, {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)})
     card = {"id": "1", "n_train": 3, "budget": 1.0}
     told = node.answer(
@@ -100,3 +102,18 @@ def test_a_node_serves_only_its_own_clients(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "does not hold client '1'" in told.about["clients"]["1"]["error"]
     assert not told.bodies
+
+
+def test_a_node_plans_once_for_all_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    build = experiment.build
+    monkeypatch.setattr(experiment, "build", lambda *given: plans.append(given[1]) or build(*given))
+    recipe = flower.read({**TABLES, "algorithm": {"name": "fedavg"}})
+    node = Node(recipe, {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)})
+    shape = NodeInfo.read(node.answer(Parcel({"stage": "roll"})).about).shape
+    assert not plans  # the roll call needs no model
+    for serial in (1, 2):
+        order = {"stage": "evaluate", "experiment": "0" * 16, "starts": [0], "serial": serial, "commit": 0}
+        answer = node.answer(Parcel({**order, "round": {"index": 0}, "points": [], "jobs": []}))
+        assert answer.about == {"clients": {}}
+    assert plans == [shape] == [DataShape(10, (1, 8, 8), torch.float32)]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+import pfedgate
+from pfedgate import models
 from pfedgate.gating.selection.budget import RESOURCES, CostModel, Group, Selector, Term
 
 Floats = NDArray[np.float64]
@@ -116,6 +119,11 @@ def independent(size: int, resources: int, random: np.random.Generator, blocks: 
     return CostModel(groups, tuple(terms))
 
 
+def planned(name: str, **options: Any) -> CostModel:
+    """What `gate` makes of a network of ours."""
+    return pfedgate.gate(models.build(name, **options), models.example(name), 1.0).plan.costs
+
+
 def importances(kind: str, costs: CostModel, random: np.random.Generator) -> Floats:
     size = sum(g.count for g in costs.groups)
     if kind == "sigmoid":
@@ -150,13 +158,6 @@ def by_brute_force(costs: CostModel, limits: Mapping[str, float], importance: Fl
     ends = np.cumsum(counts)
     kept_of = tuple(masks[:, end - n : end].sum(1) for end, n in zip(ends, counts, strict=True))
     return float((masks @ importance)[fits[kept_of]].max())
-
-
-def by_milp(
-    costs: CostModel, limits: Mapping[str, float], importance: Floats, gap: float = 0.0, seconds: float = 60.0
-) -> float:
-    """The best value by HiGHS."""
-    return milp_range(costs, limits, importance, gap, seconds)[0]
 
 
 def milp_range(

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import pfedgate
 from pfedgate import CannotCompact, GatedModel, InfeasibleBudget
 from pfedgate.core import measure
-from pfedgate.gating.slicing.execute import Sliced
+from pfedgate.gating.slicing.execute import Program, Sliced, cut
 
 HEADS, CHANNELS = ("vit", "attention"), ("depthwise", "norms", "squeeze_excite", "one_dimension")
 
@@ -27,7 +27,8 @@ def sliced_pass(gated: GatedModel, x: Tensor) -> Any:
     """What the gated model does under its last selection, without its gate."""
     last = gated.last
     assert last is not None
-    return Sliced(gated._program(), last.live, last.adapted, gated._fetch(last.live))(x)
+    program = Program(gated.model, gated.plan, gated.compensate)
+    return Sliced(program, last.live, last.adapted, lambda name, p: cut(p, name, last.live))(x)
 
 
 def check_same(small: nn.Module, gated: GatedModel, x: Tensor, tolerance: float = 1e-5) -> None:
@@ -234,7 +235,7 @@ def test_a_wrong_module_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = build("prelu")
     gated = gated_pair(model, x, 0.5)[0].eval()
     forgets = {F.prelu: lambda x, weight: (nn.PReLU(weight.numel(), init=7.0), {})}
-    monkeypatch.setattr("pfedgate.gating.slicing.record.LAYERS", forgets)
+    monkeypatch.setattr("pfedgate.gating.slicing.compact.LAYERS", forgets)
     with pytest.raises(CannotCompact, match="another result"):
         pfedgate.compact(gated, x)
 

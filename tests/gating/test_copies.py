@@ -16,7 +16,7 @@ from torch import Tensor
 
 import pfedgate
 from pfedgate import Budget, GatedModel, models
-from pfedgate.gating import timing
+from pfedgate.gating import latency
 
 
 def wrapped(name: str, **options: Any) -> tuple[GatedModel, Tensor]:
@@ -99,7 +99,7 @@ def test_indices_are_kept_per_device() -> None:
         index = live.index(parts, torch.device(device))
         assert index is not None
         assert index.device.type == device
-        assert live.scales("share", torch.device(device)).rows.device.type == device
+        assert live.scales_for("share", torch.device(device)).rows.device.type == device
     assert torch.equal(gated(x), gated(x))
 
 
@@ -160,7 +160,7 @@ def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
     model, x = models.build("cnn_digits"), models.example("cnn_digits", batch=32)
     warnings.simplefilter("ignore", UserWarning)
     # A busy machine must not decide whether this test passes.
-    monkeypatch.setattr(timing, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
+    monkeypatch.setattr(latency, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
     gated = pfedgate.gate(model, x, Budget(latency_ms=1e6))
     dense, least = (costs["latency_ms"] for costs in (gated.plan.costs.dense(), gated.plan.costs.smallest()))
     assert 0 < least < dense
@@ -177,7 +177,7 @@ def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
     def never(*args: Any) -> float:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(timing, "_milliseconds", never)
+    monkeypatch.setattr(latency, "_milliseconds", never)
     again = pfedgate.gate(models.build("cnn_digits"), x, Budget(latency_ms=half))
     assert again.plan.costs.dense()["latency_ms"] == dense
     with pytest.raises(AssertionError, match="measured again"):  # another batch size takes another time

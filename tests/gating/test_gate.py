@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.gating.gates import BLOCKS, CLASSES, SHAPES, batch, changed, loss, make
 from torch import Tensor
 
-from pfedgate.gating.gate.network import Gate, GateConfig
+from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.gate.network import Gate
 
 
 def configs() -> st.SearchStrategy[GateConfig]:
@@ -24,12 +25,9 @@ def configs() -> st.SearchStrategy[GateConfig]:
         "activation": st.sampled_from(["centred", "linear", "sigmoid", "none"]),
         "paths": st.sampled_from([1, 2]),
         "scope": st.sampled_from(["batch", "sample", "client"]),
-        "features": st.sampled_from(["pooled", "patches"]),
         "shift": st.booleans(),
-        "train_weights": st.booleans(),
     }
-    valid = st.fixed_dictionaries(fields).filter(lambda f: f["train_weights"] or f["paths"] == 2)
-    return valid.map(GateConfig.of)
+    return st.fixed_dictionaries(fields).map(GateConfig.of)
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -86,19 +84,16 @@ def test_every_combination_of_switches(config: GateConfig, kind: str, n: int, tr
     for mine, theirs in zip(out, again, strict=True):
         assert mine is None or torch.isfinite(mine).all()
         assert mine is None or torch.equal(mine, theirs)
-    if config.train_weights and config.activation == "centred":
+    if config.activation == "centred":
         assert bool(((out.weights > 0) & (out.weights < 2)).all())
     if config.paths == 1:
         assert torch.equal(out.importance, out.weights)
     else:
         assert bool(((out.importance > 0) & (out.importance < 1)).all())
-    if not config.train_weights:
-        assert torch.equal(out.weights, torch.ones(BLOCKS))
     moved = changed(gate, before)
     if not training or config.scope != "batch":
         assert not moved
     assert all("running" in name or "batches_seen" in name for name in moved)
-    assert gate.size == gate._size_with(gate.reader)
     loss(out).backward()
     for name, parameter in gate.named_parameters():
         assert parameter.grad is not None, name
@@ -264,14 +259,12 @@ def test_clients_can_be_stacked_with_vmap(config: GateConfig, training: bool) ->
         ({"post_norm": "block"}, "did you mean 'blocks'"),
         ({"activation": "centered"}, "did you mean 'centred'"),
         ({"init": "one"}, "did you mean 'ones'"),
-        ({"features": "patch"}, "did you mean 'patches'"),
         ({"postnorm": "none"}, "unknown option 'postnorm': did you mean 'post_norm'"),
         ({"paths": 3}, "must be 1 or 2"),
         ({"pool": -1}, "must be positive"),
         ({"weight_range": 1.5}, "M must not turn negative"),
         ({"weight_range": 0.5, "activation": "sigmoid"}, "no meaning"),
         ({"init": "ones", "activation": "sigmoid"}, "cannot learn"),
-        ({"paths": 1, "train_weights": False}, "nothing to learn"),
     ],
 )
 def test_wrong_options_say_what_to_do(options: dict[str, object], message: str) -> None:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import pfedgate
 from pfedgate import Budget, GateConfig, GatedModel
 
-SMALL = {"max_share": 100.0, "max_flops": 100.0, "pool": 1}
+SMALL = {"max_share": 100.0, "pool": 1}
 
 
 class Net(nn.Module):

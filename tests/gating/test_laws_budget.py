@@ -96,7 +96,7 @@ def test_density_and_flops_stay_below_the_budget(name: str, split: Any) -> None:
             gated.rebudget(share)
         except InfeasibleBudget:
             continue
-        count = COUNT if gated.selector.solver != "Deep" else COUNT // 4
+        count = COUNT if gated.selector.solver != "Prices" else COUNT // 4
         for importance in gates(len(gated.plan.blocks), group_blocks(gated), count, seed=int(share * 10)):
             pretend(gated, importance)
             selection, _ = gated.select(x)
@@ -209,11 +209,11 @@ def test_a_single_reachable_selection_is_warned_of() -> None:
     model, x = build("mlp")
     with pytest.warns(UserWarning, match="only one selection of blocks is possible"):
         gated = pfedgate.gate(model, x, 0.15, blocks=5)
-    assert gated.plan.reachable_masks(0.15) == 1
-    assert gated.plan.reachable_masks(0.5) > 1
+    assert gated.plan.selector(0.15).reachable_masks() == 1
+    assert gated.plan.selector(0.5).reachable_masks() > 1
     gated.rebudget(0.5)
     gated.rebudget(1.0)  # all fits: one selection, and nothing to warn of
-    assert gated.plan.reachable_masks(0.5, limit=3) == 3
+    assert gated.plan.selector(0.5).reachable_masks(3) == 3
 
 
 @pytest.mark.parametrize("name", [*models.names()])
@@ -227,7 +227,7 @@ def test_flops_of_the_default_gate_are_small(name: str) -> None:
 
 def test_flops_of_a_large_gate_come_out_of_the_budget() -> None:
     model, x = build("mlp")
-    gated = pfedgate.gate(model, x, 0.5, gate={"max_flops": 1.0})
+    gated = pfedgate.gate(model, x, 0.5, gate={"pool": 6, "max_share": 9.0})
     dense = gated.plan.costs.dense()["flops"]
     assert gated.plan.gate_flops > 0.02 * dense
     assert gated.selector.limits["flops"] + gated.plan.gate_flops == pytest.approx(0.52 * dense)

@@ -218,7 +218,7 @@ def test_random_networks(steps: list[tuple[int, int, int]], split: str, seed: in
     for share in (0.6, 0.3):
         least = max(plan.costs.smallest()[r] / plan.costs.dense()[r] for r in plan.resources)
         share = least + share * (1 - least) + plan.gate_flops / plan.costs.dense()["flops"]
-        if share < 1 and plan.reachable_masks(share) > 1:
+        if share < 1 and plan.selector(share).reachable_masks() > 1:
             sliced.rebudget(share)
             masked.rebudget(share)
             check_same(sliced, masked, x, out=1e-9, grad=1e-8)

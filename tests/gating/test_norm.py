@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfedgate.gating.gate.norms import EPS, BlockNorm, SwitchableNorm, moments
+from pfedgate.gating.gate.features import EPS, SwitchableNorm, moments
+from pfedgate.gating.gate.network import BlockNorm
 
 SHAPES = [(6, 5), (6, 3, 9), (6, 3, 8, 12), (4, 2, 4, 6, 8)]
 

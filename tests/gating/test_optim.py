@@ -12,7 +12,8 @@ from tests.gating.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
-from pfedgate import Budget, GateConfig, GatedModel
+from pfedgate import Budget, GateConfig, GatedModel, LiveOptimizer
+from pfedgate.gating.slicing.live import Pass
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -37,6 +38,14 @@ def step(gated: GatedModel, optimizer: Any, x: Tensor) -> None:
 
 def random_gate(gated: GatedModel, seed: int) -> None:
     pretend(gated, torch.rand(len(gated.plan.blocks), generator=torch.Generator().manual_seed(seed)))
+
+
+def taken(optimizer: LiveOptimizer, monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
+    """The passes that an optimiser takes from now on."""
+    passes: list[Pass] = []
+    take = optimizer.take
+    monkeypatch.setattr(optimizer, "take", lambda given: (passes.append(given), take(given)))
+    return passes
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -162,37 +171,39 @@ def test_usual_orders_of_calls() -> None:
         optimizer.step()
 
 
-def test_two_backward_passes_through_one_graph_add_up() -> None:
+def test_two_backward_passes_through_one_graph_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of large live weights are freed as soon as their gradient is there, unless the graph is kept."""
     model, x = build("cnn_cifar10")
     gated = pfedgate.gate(model, x, 0.7)
     optimizer = gated.optimizer("sgd", lr=0.1)  # without one, gradients would go to the model
-    found = []
-    for passes in (1, 2):
+    passes = taken(optimizer, monkeypatch)
+    gradients = []
+    for times in (1, 2):
         value = loss(gated(x))
-        for turn in range(passes):
-            value.backward(retain_graph=turn + 1 < passes)
-        assert gated.leaves is not None
-        found.append({name: leaf.grad for name, leaf in gated.leaves.items()})
-        assert gated.leaves["fc1.weight"].untyped_storage().nbytes() == 4
-        assert found[-1]["fc1.weight"].numel() > 16384
-    for name, once in found[0].items():
-        assert torch.allclose(2 * once, found[1][name], rtol=1e-4, atol=1e-6), name
+        for turn in range(times):
+            value.backward(retain_graph=turn + 1 < times)
+        leaves = passes[-1].leaves
+        gradients.append({name: leaf.grad for name, leaf in leaves.items()})
+        assert leaves["fc1.weight"].untyped_storage().nbytes() == 4
+        assert leaves["fc1.weight"].grad.numel() > 16384  # type: ignore[union-attr]
+    for name, once in gradients[0].items():
+        assert torch.allclose(2 * once, gradients[1][name], rtol=1e-4, atol=1e-6), name
     assert not optimizer.touched
 
 
-def test_live_parts_in_one_piece_are_read_where_they_are() -> None:
+def test_live_parts_in_one_piece_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = build("cnn_cifar10")
     gated = pfedgate.gate(model, x, 0.3, gate={"ranking": "nested"})
     optimizer = gated.optimizer("sgd", lr=0.1)
+    passes = taken(optimizer, monkeypatch)
     value = loss(gated(x))
-    assert gated.leaves is not None
-    assert gated.last is not None
+    (only,) = passes
+    assert only.selection is gated.last
     whole = dict(model.named_parameters())
-    for name, leaf in gated.leaves.items():
+    for name, leaf in only.leaves.items():
         there = leaf.untyped_storage().data_ptr() == whole[name].untyped_storage().data_ptr()
-        assert there == (len(gated.last.live.rectangles(name)) == 1), name
-    assert gated.leaves["conv2.weight"].numel() < whole["conv2.weight"].numel()
+        assert there == (len(only.selection.live.extents[name].rectangles) == 1), name
+    assert only.leaves["conv2.weight"].numel() < whole["conv2.weight"].numel()
     with torch.no_grad():
         whole["out.weight"].mul_(2.0)  # as for any module, gradients of other weights would be wrong
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -211,13 +222,16 @@ def test_gate_alone() -> None:
     assert any(not torch.equal(p, q) for p, q in zip(gated.parameters_private(), gate, strict=True))
 
 
-def test_gradients_go_to_the_model_without_a_live_optimiser() -> None:
+@pytest.mark.parametrize("before", ["none", "one that is gone"])
+def test_gradients_go_to_the_model_without_a_live_optimiser(before: str) -> None:
     model, x = build("mlp")
     gated = pfedgate.gate(model, x, 0.5)
+    if before != "none":
+        step(gated, gated.optimizer("sgd", lr=0.1), x)
     optimizer = torch.optim.SGD(gated.parameters(), lr=0.1)
-    before = values(gated)
+    start = values(gated)
     step(gated, optimizer, x)
-    assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert all(not torch.equal(p, start[n]) for n, p in model.named_parameters())
 
 
 def test_unknown_names() -> None:

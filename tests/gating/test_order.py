@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import pfedgate
 from pfedgate.gating.gate.config import GateConfig
-from pfedgate.gating.slicing.rules.elementwise import Pool, Same
+from pfedgate.gating.slicing.rules.operations import PoolRule, Same
 
 X = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -66,12 +66,12 @@ def gated(between: Callable[[Net, Tensor], Tensor]) -> pfedgate.GatedModel:
 def order(model: pfedgate.GatedModel) -> list[type]:
     assert model.plan.network is not None
     assert model.plan.network.program is not None
-    return [type(step.rule) for step in model.plan.network.program if type(step.rule) in (Pool, Same)]
+    return [type(step.rule) for step in model.plan.network.program if type(step.rule) in (PoolRule, Same)]
 
 
 @pytest.mark.parametrize("name", MOVED)
 def test_pool_comes_first(name: str) -> None:
-    assert order(gated(MOVED[name])) == [Pool, Same]
+    assert order(gated(MOVED[name])) == [PoolRule, Same]
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -79,7 +79,7 @@ def test_left_alone(name: str) -> None:
     model = gated(LEFT[name])
     traced = fx.symbolic_trace(model.model).graph.nodes
     told = [n for n in traced if "pool" in n.name or "relu" in n.name or n.name == "inplace"]
-    assert [kind is Pool for kind in order(model)] == ["pool" in n.name for n in told]
+    assert [kind is PoolRule for kind in order(model)] == ["pool" in n.name for n in told]
 
 
 @pytest.mark.parametrize("name", [*MOVED, *LEFT])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.data.scrambling import scrambled
 from tests.laws.world import (
     ALGORITHMS,
     MODELS,
@@ -24,10 +25,10 @@ from tests.laws.world import (
     same,
 )
 
+from pfedgate.core.mergers import merge
 from pfedgate.core.state import digest
 from pfedgate.core.types import Card, Round, State
-from pfedgate.engine.endpoint import Endpoint
-from pfedgate.engine.inprocess import InProcess
+from pfedgate.engine.endpoint import Endpoint, Serialised
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import run
 from pfedgate.engine.store import MemoryStore
@@ -86,12 +87,12 @@ def test_global_generators_are_neither_read_nor_changed(name: str) -> None:
 def test_test_labels_are_never_read_in_training(name: str) -> None:
     options = replace(OPTIONS, evaluate_every=1)
     fed = federation()
-    true, scrambled = go(example(name), fed, options), go(example(name), fed.scrambled("test"), options)
-    same(true, scrambled)
-    for a, b in zip(true.result.history, scrambled.result.history, strict=True):
+    true, other = go(example(name), fed, options), go(example(name), scrambled(fed, "test"), options)
+    same(true, other)
+    for a, b in zip(true.result.history, other.result.history, strict=True):
         assert a["after_broadcast"]["val_accuracy"] == b["after_broadcast"]["val_accuracy"]
         assert a["after_broadcast"]["loss"] != b["after_broadcast"]["loss"], "the scores did not notice: no test"
-    assert true.result.summary["best_round"] == scrambled.result.summary["best_round"]
+    assert true.result.summary["best_round"] == other.result.summary["best_round"]
 
 
 @every
@@ -132,7 +133,7 @@ def test_nothing_private_is_on_the_wire(name: str, model: str) -> None:
 
     algorithm, fed = example(name, model), federation()
     options = replace(OPTIONS, rounds=2)
-    done = go(algorithm, fed, options, exchange=partial(InProcess, tap=tap))
+    done = go(algorithm, fed, options, exchange=partial(Serialised, tap=tap))
     counted = go(algorithm, fed, options)
     same(done, counted)  # sizes are those of the real messages, too
     assert messages
@@ -201,7 +202,7 @@ def test_methods_are_pure(name: str, model: str) -> None:
     again, kept_again = algorithm.train(got, private, local)
     assert (digest(update.shared), digest(kept)) == (digest(again.shared), digest(kept_again))
     assert (update.weight, dict(update.metrics)) == (again.weight, dict(again.metrics))
-    merged = algorithm.merge(server, [(card, update)], round)
+    merged = merge(algorithm.merger(server, round), [(card, update)])
     algorithm.personalise(got, kept, local)
     algorithm.adapt(got, private, local)
     algorithm.landed(got, update)

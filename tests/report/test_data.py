@@ -218,7 +218,7 @@ def test_without_the_data_a_report_is_still_made(runs: Path, monkeypatch: pytest
     def gone(*args: object, **options: object) -> None:
         raise FileNotFoundError("no such data here")
 
-    monkeypatch.setattr("pfedgate.config.catalogue.federation", gone)
+    monkeypatch.setattr("pfedgate.config.options.federation", gone)
     content = gather(open_runs([runs / "pfedgate"]))
     gates = content["runs"][0]["gates"]
     assert content["partitions"] == []

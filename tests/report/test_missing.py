@@ -63,7 +63,7 @@ def test_without_the_data(browser: Browser, runs: Path, tmp_path: Path, monkeypa
     def gone(*args: object, **options: object) -> None:
         raise ImportError("install the package 'datasets'")
 
-    monkeypatch.setattr("pfedgate.config.catalogue.federation", gone)
+    monkeypatch.setattr("pfedgate.config.options.federation", gone)
     browser.open(report.write([runs / "pfedgate", runs / "fedavg"], tmp_path / "r.html")[0])
     said = browser.run("document.querySelector('#data [data-missing=data]').textContent")
     assert (

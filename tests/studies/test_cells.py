@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
+from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
-from pfedgate.studies import paper, rows, scales
-from pfedgate.studies.cells import Cell, code_version
-from pfedgate.studies.declare import Number
-from pfedgate.studies.estimate import repeats
+from pfedgate.studies import paper
+from pfedgate.studies.cells import Cell, version_of
+from pfedgate.studies.declare import SMALL, TINY, Number, columns_of, scale_of
 from pfedgate.studies.outcome import Place
-from pfedgate.studies.schedule import Order, repeated, select
+from pfedgate.studies.sweep import Campaign, _repeats, repeated, share
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def order(scale: str = "tiny") -> Order:
-    return Order(scales.get(scale), Path("nowhere"), recipes=RECIPES)
+def campaign(scale: str = "tiny") -> Campaign:
+    return Campaign(scale_of(scale), Path("nowhere"), recipes=RECIPES)
 
 
 def keys(names: Sequence[str], scale: str = "tiny") -> list[str]:
-    return [place.cell.key for name in names for place in order(scale).places(paper.get(name))]
+    return [place.cell.key for name in names for place in campaign(scale).places(paper.get(name))]
 
 
 def test_every_row_of_the_paper_is_declared() -> None:
@@ -46,10 +46,10 @@ def test_every_row_of_the_paper_is_declared() -> None:
 @pytest.mark.parametrize("scale", ["tiny", "small"])
 def test_every_cell_has_a_recipe(scale: str) -> None:
     for study in paper.STUDIES:
-        for place in order(scale).places(study):
+        for place in campaign(scale).places(study):
             assert place.cell.recipe.algorithm.name == place.row.method
-            assert place.cell.recipe.train.rounds == scales.get(scale).settings["train.rounds"]
-    budgets = [p.cell.recipe.clients.budget for p in order(scale).places(paper.get("table12"))]
+            assert place.cell.recipe.train.rounds == scale_of(scale).settings["train.rounds"]
+    budgets = [p.cell.recipe.clients.budget for p in campaign(scale).places(paper.get("table12"))]
     assert set(budgets) == {1.0, 0.5, 0.3, 0.1}
 
 
@@ -61,7 +61,7 @@ def test_studies_share_cells() -> None:
 
 
 def test_the_key_is_what_is_run_and_nothing_else() -> None:
-    recipe = order().places(paper.get("table1"))[1].cell.recipe
+    recipe = campaign().places(paper.get("table1"))[1].cell.recipe
     same = replace(recipe, run=replace(recipe.run, workers=2, device="cpu", checkpoint_every=7))
     assert Cell(same).key == Cell(recipe).key
     elsewhere = replace(recipe, data=replace(recipe.data, options={**recipe.data.options, "data_dir": "/x"}))
@@ -74,21 +74,24 @@ def test_the_key_is_what_is_run_and_nothing_else() -> None:
         assert Cell(other).key != Cell(recipe).key
 
 
-def test_a_cell_of_other_code_counts_only_when_asked(tmp_path: Path) -> None:
-    cell = order().places(paper.get("table1"))[5].cell
+def test_a_cell_of_another_version_counts_only_when_asked(tmp_path: Path) -> None:
+    cell = campaign().places(paper.get("table1"))[5].cell
     assert cell.recipe.algorithm.name == "ditto"
     old = tmp_path / "digits-ditto-0123-00000000"
     runfolder.create(old, cell.recipe)
-    assert cell.folder(tmp_path, any_code=True).name.endswith(code_version())  # not finished: no use
+    assert version_of(old) == 0
+    assert cell.folder(tmp_path, any_version=True) == cell.own(tmp_path)  # not finished: no use
     (old / "summary.json").write_text("{}")
-    assert cell.folder(tmp_path).name.endswith(code_version())
-    assert cell.folder(tmp_path, any_code=True) == old
+    assert cell.folder(tmp_path) == cell.own(tmp_path)
+    assert cell.folder(tmp_path, any_version=True) == old
     other = replace(cell.recipe, train=replace(cell.recipe.train, lr=0.123))
-    assert Cell(other).folder(tmp_path, any_code=True) != old
+    assert Cell(other).folder(tmp_path, any_version=True) != old
+    same = old.rename(tmp_path / f"digits-ditto-0123-v{RESULTS}")  # a name from before an option was added
+    assert cell.folder(tmp_path) == same
 
 
 def test_a_new_option_at_its_default_is_the_same_run(tmp_path: Path) -> None:
-    cell = order().places(paper.get("table1"))[5].cell
+    cell = campaign().places(paper.get("table1"))[5].cell
     lines = cell.recipe.toml(comments=False).splitlines()
     (tmp_path / "config.toml").write_text("\n".join(line for line in lines if not line.startswith("warmup")))
     assert cell.like(tmp_path)
@@ -97,17 +100,17 @@ def test_a_new_option_at_its_default_is_the_same_run(tmp_path: Path) -> None:
 
 
 def test_machines_share_out_all_cells_once() -> None:
-    places = [p for name in ("table1", "table3", "table9") for p in order().places(paper.get(name))]
-    parts = [{p.cell.key for p in select(places, f"{at}/3")} for at in (1, 2, 3)]
+    places = [p for name in ("table1", "table3", "table9") for p in campaign().places(paper.get(name))]
+    parts = [{p.cell.key for p in share(places, f"{at}/3")} for at in (1, 2, 3)]
     assert set().union(*parts) == {p.cell.key for p in places}
     assert sum(map(len, parts)) == len(set().union(*parts))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert {p.row.method for p in select(places, "table3*fedem")} == {"fedem"}
-    assert select(places, "") == places
+    assert {p.row.method for p in share(places, "table3*fedem")} == {"fedem"}
+    assert share(places, "") == places
     with pytest.raises(ValueError, match="4/3"):
-        select(places, "4/3")
+        share(places, "4/3")
     with pytest.raises(ValueError, match=r"no cell is called so; there are .table1"):
-        select(places, "nothing")
+        share(places, "nothing")
 
 
 class Scores:
@@ -135,7 +138,7 @@ def test_the_best_on_validation_are_repeated() -> None:
     assert len(gates) == 3  # and not five: the best baselines need a deviation as well
     assert chosen[:3] == sorted((n for n in scores if n.startswith("pFedGate")), key=lambda n: -scores[n])[:3]
     assert set(chosen[3:]) == {"Local", "FedAvg"}
-    assert rows.STILL.name not in repeated(study, Scores(scores | {rows.STILL.name: 1.0}), "x", 5)  # type: ignore[arg-type]
+    assert paper.STILL.name not in repeated(study, Scores(scores | {paper.STILL.name: 1.0}), "x", 5)  # type: ignore[arg-type]
     scores["FedAvg"] = 0.0
     assert repeated(study, known, "x", 5)[-1] == "FedAvg"  # always
     assert repeated(study, known, "x", None) == [row.name for row in study.rows]
@@ -145,7 +148,7 @@ def test_the_best_on_validation_are_repeated() -> None:
 
 def test_a_seed_that_is_there_stays_when_its_row_is_no_longer_repeated(tmp_path: Path) -> None:
     """New rows may push others from the best: what was run of them is not thrown away."""
-    mine, study = Order(scales.get("tiny"), tmp_path), paper.get("table1")
+    mine, study = Campaign(TINY, tmp_path), paper.get("table1")
     assert {place.seed for place in mine.all_places(study)} == {0}
     kept = next(place for place in mine.places(study, 1) if place.row.name == "Ditto")
     folder = kept.cell.folder(mine.root)
@@ -156,16 +159,16 @@ def test_a_seed_that_is_there_stays_when_its_row_is_no_longer_repeated(tmp_path:
 
 def test_a_column_without_data_is_left_out_or_replaced() -> None:
     table = paper.get("table1")
-    assert [c.name for c, _ in scales.columns_of(table, scales.SMALL, ["cifar10"])] == ["CIFAR-10"]
-    assert [c.name for c, _ in scales.columns_of(paper.get("table3"), scales.TINY)] == [
+    assert [c.name for c, _ in columns_of(table, SMALL, ["cifar10"])] == ["CIFAR-10"]
+    assert [c.name for c, _ in columns_of(paper.get("table3"), TINY)] == [
         "digits, all clients", "digits, 20 %",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="unknown data 'cifar'"):
-        scales.columns_of(table, scales.SMALL, ["cifar"])
+        columns_of(table, SMALL, ["cifar"])
 
 
 def test_names_of_public_data_are_the_worlds() -> None:
-    places: list[Place] = order("small").places(paper.get("table6"))
+    places: list[Place] = campaign("small").places(paper.get("table6"))
     public = {(p.column.data, p.row.name): p.cell.recipe.algorithm.options.get("public") for p in places}
     assert public["cifar10", "FedMD, far"] == "femnist"
     assert public["femnist", "FedMD, far"] == "cifar10"
@@ -176,7 +179,7 @@ def test_tuned_settings_hold_but_rows_keep_what_they_are(tmp_path: Path) -> None
     for name in ("cifar10-quick.toml", "femnist-quick.toml"):
         untuned = (RECIPES / name).read_text().partition("[tuned.")[0]
         (tmp_path / name).write_text(f"{untuned}\n{tuned}")
-    mine = Order(scales.SMALL, tmp_path, ("cifar10",), recipes=tmp_path)
+    mine = Campaign(SMALL, tmp_path, ("cifar10",), recipes=tmp_path)
     recipes = {place.row.name: place.cell.recipe for place in mine.places(paper.get("table1"))}
     assert recipes["HeteroFL, s = 0.3"].train.lr == 0.08
     assert recipes["HeteroFL, s = 0.3"].algorithm.options["level"] is None
@@ -185,10 +188,8 @@ def test_tuned_settings_hold_but_rows_keep_what_they_are(tmp_path: Path) -> None
 
 
 def test_all_at_small_scale_is_what_two_cores_can_do() -> None:
-    everything = list(paper.STUDIES)
-
     def left(asked: Sequence[str], scale: str = "small") -> set[str]:
-        return set(paper.names()) - {study.name for study in paper.meant(everything, asked, scales.get(scale))}
+        return set(paper.names()) - {study.name for study in paper.select(asked, scale_of(scale))}
 
     for asked in (["all"], paper.names()):
         with pytest.warns(UserWarning, match="all at scale small is without table6 and table11"):
@@ -197,7 +198,10 @@ def test_all_at_small_scale_is_what_two_cores_can_do() -> None:
         assert left(["all", "table6"]) == {"table11"}
     assert not left(["all"], "tiny")
     assert not left(["all"], "paper")
-    assert paper.meant([paper.get("table6")], ["table6"], scales.SMALL) == [paper.get("table6")]
-    with pytest.warns(UserWarning, match="without"):
-        places = repeats(order("small"), everything)
-    assert {place.study.name for place in places}.isdisjoint({"table6", "table11"})
+    assert paper.select(["table6"], SMALL) == [paper.get("table6")]
+
+
+def test_estimates_count_the_seeds_to_come() -> None:
+    places = _repeats(paper.get("table1"), campaign("small"))
+    assert {place.seed for place in places} == {0, 1, 2}
+    assert len({place.row.name for place in places if place.seed}) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,22 @@ import pytest
 
 from pfedgate.config.recipe import Recipe
 from pfedgate.engine.metrics import Record
-from pfedgate.studies import complexity, costs, measured, paper, scales
-from pfedgate.studies.schedule import Order
+from pfedgate.studies import bench, complexity, paper
+from pfedgate.studies.declare import TINY
+from pfedgate.studies.sweep import Campaign
 
-METHODS = {row.name: row.method for row in costs.COMPLEXITY_ROWS}
-TRAINING, INFERENCE = (line.title for line in complexity.LINES[:2])
+METHODS = {row.name: row.method for row in bench.COMPLEXITY_ROWS}
+TRAINING, INFERENCE = (line.title for line in complexity.QUANTITIES[:2])
 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     """On a small network with convolutions, where FLOPs do not go with parameters."""
-    order = Order(scales.TINY, Path("nowhere"))
-    column, world = costs._first(order)
+    campaign = Campaign(TINY, Path("nowhere"))
+    column, world = bench.data_of(campaign)
     settings = {name: value for name, value in world.settings.items() if not name.startswith("model.")}
     conv = replace(world, settings={**settings, "model.name": "cnn_digits"})
-    return complexity.lines(costs.measured(costs._recipes(order, costs.COMPLEXITY_ROWS, column, conv), 1), METHODS)
+    return complexity.lines(bench.measured(bench.recipes_of(campaign, bench.COMPLEXITY_ROWS, column, conv), 1), METHODS)
 
 
 @pytest.mark.parametrize("quantity", [TRAINING, INFERENCE, "communication, up", "communication, down", "disk, client"])
@@ -44,40 +46,29 @@ def test_compute_is_not_the_share_of_parameters(found: list[dict[str, Any]]) -> 
 
 
 def test_what_cannot_be_predicted_is_left_open(found: list[dict[str, Any]]) -> None:
-    text = "\n".join(measured.complexities({"complexity": found}))
+    text = "\n".join(complexity.table({"complexity": found}))
     assert "| predicted, × FedAvg | measured, × FedAvg |" in text
     peak = next(line for line in text.split("## Peak memory")[1].splitlines() if line.startswith("| FedAvg"))
     assert peak.split(" | ")[3] == "–"
 
 
 def test_older_records_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of code that counted less do not break the page, with --any-code neither."""
-    order = Order(scales.TINY, tmp_path, any_code=True)
+    """Records of code that counted less do not break the page, with --any-version neither."""
     ran: list[int] = []
 
-    class Here:
-        def __enter__(self) -> Here:
-            return self
+    def measured(recipes: Mapping[str, Recipe], turns: int) -> dict[str, Record]:
+        ran.append(turns)
+        return {name: {"ms": 1.0, bench.LATEST: 2.0} for name in recipes}
 
-        def __exit__(self, *_: object) -> None: ...
-
-        def submit(self, _: Any, recipes: Mapping[str, Recipe], turns: int) -> Here:
-            ran.append(turns)
-            self.names = list(recipes)
-            return self
-
-        def result(self) -> dict[str, Record]:
-            return {name: {"ms": 1.0, costs.LATEST: 2.0} for name in self.names}
-
-    monkeypatch.setattr(costs, "_fresh", Here)
-    study = paper.get("table5")
-    for expected in (1, 1):
-        costs.complexity(study, order)
-        assert len(ran) == expected
+    monkeypatch.setattr(bench, "_fresh", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(bench, "measured", measured)
+    study, campaign = paper.get("table5"), Campaign(TINY, tmp_path, any_version=True)
     path = tmp_path / "measures" / "table5.json"
-    record = json.loads(path.read_text())
-    for cost in record["costs"].values():
-        del cost[costs.LATEST]
-    path.write_text(json.dumps(record))
-    costs.complexity(study, order)
-    assert len(ran) == 2
+    for change, runs in (({}, 1), ({}, 1), ({"version": 0}, 1), ({"costs": {"FedAvg": {"ms": 1.0}}}, 2)):
+        if path.exists():
+            path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        bench.all_costs(study, campaign)
+        assert len(ran) == runs
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
+    bench.all_costs(study, replace(campaign, any_version=False))
+    assert len(ran) == 3  # of another version, and that was not asked for

@@ -12,7 +12,7 @@ import vl_convert
 
 from pfedgate.core.drawing import VEGA_LITE
 from pfedgate.runs.folder import Run
-from pfedgate.studies import figures, paper, rows
+from pfedgate.studies import figures, paper
 from pfedgate.studies.declare import Number, Row, Study
 
 
@@ -57,7 +57,7 @@ def test_curves_go_by_s() -> None:
         budgets = [point["row"].settings["clients.budget"] for point in line]
         assert budgets == sorted(set(budgets))
     names = {point["row"].name for line in curves.values() for point in line}
-    assert rows.PARTS.name not in names  # another curve than that of whole batches
+    assert paper.PARTS.name not in names  # another curve than that of whole batches
     assert [len(line) for name, line in curves.items() if "pFedGate" in name] == [4] * 4
 
 

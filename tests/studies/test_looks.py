@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.folder import Run
-from pfedgate.studies import cells, page, paper, reproduce, scales, schedule
-from pfedgate.studies.cells import Cell, code_version
-from pfedgate.studies.estimate import estimate
+from pfedgate.studies import Sweep, cells, page, paper, reproduce
+from pfedgate.studies.cells import Cell
+from pfedgate.studies.declare import TINY
 from pfedgate.studies.outcome import Outcomes
-from pfedgate.studies.schedule import Order
+from pfedgate.studies.sweep import Campaign, estimate_of
 
 SHORT = [{"train": {"rounds": 1}}]
 TREES = "figure-clusters"
@@ -51,15 +52,15 @@ def told(out: Path, name: str = TREES) -> dict[str, Any]:
     return found
 
 
-def first(out: Path, *, any_code: bool = False) -> tuple[Order, Cell]:
-    order = Order(scales.TINY, out / "tiny", over=SHORT, any_code=any_code)
-    return order, order.places(paper.get(TREES))[0].cell
+def first(out: Path, *, any_version: bool = False) -> tuple[Campaign, Cell]:
+    campaign = Campaign(TINY, out / "tiny", over=SHORT, any_version=any_version)
+    return campaign, campaign.places(paper.get(TREES))[0].cell
 
 
 def watching() -> tuple[list[str], Any]:
     ran: list[str] = []
 
-    def watch(host: schedule.Cells, label: str | None) -> None:
+    def watch(sweep: Sweep, label: str | None) -> None:
         ran.extend([label] if label else [])
 
     return ran, watch
@@ -89,13 +90,13 @@ def test_every_gated_cell_is_looked_at_when_it_ends(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_cannot_be_looked_at_is_run_anew(bare: Path) -> None:
-    order, cell = first(bare)
-    folder = cell.folder(order.root)
+    campaign, cell = first(bare)
+    folder = cell.folder(campaign.root)
     (folder / "look-tree.json").unlink()
     (folder / "left.txt").touch()
-    places = order.places(paper.get(TREES))
-    assert [order.has(place) for place in places] == [False, True]
-    assert estimate(places, order).cells == 1
+    places = campaign.places(paper.get(TREES))
+    assert [campaign.has(place) for place in places] == [False, True]
+    assert estimate_of(places, campaign).cells == 1
     ran, watch = watching()
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, watch=watch)
     assert ran == [places[0].label]
@@ -106,51 +107,51 @@ def test_a_cell_that_cannot_be_looked_at_is_run_anew(bare: Path) -> None:
 
 def test_a_state_that_is_there_is_enough(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "out")
-    order, cell = first(tmp_path / "out")
-    folder = cell.folder(order.root)
+    campaign, cell = first(tmp_path / "out")
+    folder = cell.folder(campaign.root)
     before, metrics = (folder / "look-tree.json").read_text(), (folder / "metrics.jsonl").stat().st_mtime_ns
     (folder / "look-tree.json").unlink()
-    assert estimate(order.places(paper.get(TREES)), order).cells == 0
+    assert estimate_of(campaign.places(paper.get(TREES)), campaign).cells == 0
     reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT)
     assert (folder / "look-tree.json").read_text() == before
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == metrics  # looked, not run
 
 
-def test_other_code_counts_if_it_was_looked_at(bare: Path) -> None:
-    order, cell = first(bare, any_code=True)
-    own = cell.folder(order.root)
-    stem = own.name.removesuffix(code_version())
+def test_another_version_counts_if_it_was_looked_at(bare: Path) -> None:
+    campaign, cell = first(bare, any_version=True)
+    own = cell.folder(campaign.root)
+    stem = own.name.removesuffix(f"v{RESULTS}")
     looked, newer = own.with_name(f"{stem}00000000"), own.with_name(f"{stem}11111111")
     shutil.copytree(own, newer)
     own.rename(looked)
     (newer / "look-tree.json").unlink()
     os.utime(looked / "summary.json", (1, 1))
-    assert cell.folder(order.root, any_code=True) == newer
-    assert cell.folder(order.root, any_code=True, looks=["tree"]) == looked
+    assert cell.folder(campaign.root, any_version=True) == newer
+    assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == looked
     shutil.rmtree(looked)
-    assert cell.folder(order.root, any_code=True, looks=["tree"]) == own  # to be run
-    reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_code=True)
+    assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == own  # to be run
+    reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_version=True)
     assert not told(bare)["missing"]
     assert (newer / "summary.json").exists()  # what other code made is never cleared
 
 
-def test_a_state_that_only_other_code_can_read_is_no_error(finished: Path, tmp_path: Path) -> None:
+def test_a_state_that_only_another_version_can_read_is_no_error(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "out")
-    order, cell = first(tmp_path / "out", any_code=True)
-    own = cell.folder(order.root)
-    other = own.rename(own.with_name(own.name.removesuffix(code_version()) + "00000000"))
+    campaign, cell = first(tmp_path / "out", any_version=True)
+    own = cell.folder(campaign.root)
+    other = own.rename(own.with_name(own.name.removesuffix(f"v{RESULTS}") + "00000000"))
     (other / "look-tree.json").unlink()
     (other / "checkpoint.safetensors").write_bytes(b"of another form")
-    assert cell.folder(order.root, any_code=True, looks=["tree"]) == other
-    reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT, any_code=True)
-    assert cells.there(own, ["tree"])
+    assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == other
+    reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT, any_version=True)
+    assert cells.finished(own, ["tree"])
     assert "cannot read its state" in (own / "warnings.json").read_text()
     assert not told(tmp_path / "out")["missing"]
 
 
 def test_a_figure_of_nothing_is_left_out(bare: Path) -> None:
-    order, cell = first(bare)
-    (cell.folder(order.root) / "look-tree.json").write_text('{"tree": null}')
+    campaign, cell = first(bare)
+    (cell.folder(campaign.root) / "look-tree.json").write_text('{"tree": null}')
     picture = bare / "tiny/results" / f"{TREES}.png"
     before = picture.read_bytes()
     written = reproduce([TREES], scale="tiny", out=bare, over=SHORT)
@@ -163,33 +164,33 @@ def test_a_figure_of_nothing_is_left_out(bare: Path) -> None:
 
 def test_gates_that_start_at_labels_are_shown_beside_others() -> None:
     study = paper.get(TREES)
-    order = Order(scales.TINY, Path("nowhere"))
-    assert [p.cell.recipe.algorithm.options["start"] for p in order.places(study)] == ["labels", "random"]
+    campaign = Campaign(TINY, Path("nowhere"))
+    assert [p.cell.recipe.algorithm.options["start"] for p in campaign.places(study)] == ["labels", "random"]
     assert "by construction" in study.note
 
 
-def test_a_page_says_which_code_made_a_row(bare: Path) -> None:
-    order, cell = first(bare)
-    own = cell.folder(order.root)
-    assert "--any-code" not in told(bare)["command"]
-    assert "| code |" not in (bare / "tiny/results" / f"{TREES}.md").read_text()
-    own.rename(own.with_name(own.name.removesuffix(code_version()) + "00000000"))
-    reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_code=True)
+def test_a_page_says_which_version_a_row_is_of(bare: Path) -> None:
+    campaign, cell = first(bare)
+    own = cell.folder(campaign.root)
+    assert "--any-version" not in told(bare)["command"]
+    assert "| version |" not in (bare / "tiny/results" / f"{TREES}.md").read_text()
+    own.rename(own.with_name(own.name.removesuffix(f"v{RESULTS}") + "00000000"))
+    reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_version=True)
     content, text = told(bare), (bare / "tiny/results" / f"{TREES}.md").read_text()
-    assert content["command"].endswith("--any-code")
-    assert [row["code"] for row in content["rows"]] == [["00000000"], [code_version()]]
+    assert content["command"].endswith("--any-version")
+    assert [row["versions"] for row in content["rows"]] == [[0], [RESULTS]]
     lines = [line for line in text.splitlines() if line.startswith("| pFedGate")]
-    assert [line.split(" | ")[-1] for line in lines] == ["00000000 |", f"{code_version()} |"]
+    assert [line.split(" | ")[-1] for line in lines] == ["0 |", f"{RESULTS} |"]
 
 
 def test_a_matrix_says_it_in_a_table_of_its_own() -> None:
     study = paper.get("table9")
     outcomes = Outcomes(study)
     for at, row in enumerate(study.rows[:2]):
-        run = Run(Path(f"digits-x-{at}-{at:08d}"))
+        run = Run(Path(f"digits-x-{at}-v{at}"))
         outcomes.runs[row.name, "A", 0] = run
         outcomes._read[run.path] = {"best_accuracy": 0.5, "rounds_to_90": 3}
     text = "\n".join(page._matrix(outcomes))
-    assert f"| {study.rows[1].name} | 00000001 |" in text.partition("## Code")[2]
+    assert f"| {study.rows[1].name} | 1 |" in text.partition("## Version")[2]
     outcomes.runs.pop((study.rows[1].name, "A", 0))
-    assert "## Code" not in "\n".join(page._matrix(outcomes))
+    assert "## Version" not in "\n".join(page._matrix(outcomes))

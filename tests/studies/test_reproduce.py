@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate.cli import app
-from pfedgate.cli.layers import over
-from pfedgate.engine import jobs
+from pfedgate.cli.base import over
 from pfedgate.engine.checkpoint import alone
 from pfedgate.runs import folder as runfolder
-from pfedgate.studies import cells, names, page, paper, reproduce, scales, schedule
-from pfedgate.studies.cells import there
+from pfedgate.studies import Sweep, cells, names, page, paper, reproduce
+from pfedgate.studies.cells import finished
+from pfedgate.studies.declare import TINY
+from pfedgate.studies.sweep import Campaign
 
 
 def told(folder: Path, name: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_all_studies_run(tmp_path: Path) -> None:
     assert novel["accuracy-minus-novel"]["mean"] == pytest.approx(gap)
     assert all(0 < row["numbers"]["global_trained"]["mean"] < 1 for row in told(results, "table10")["rows"])
     again: list[str | None] = []
-    reproduce(["all"], scale="tiny", out=tmp_path, workers=1, watch=lambda host, label: again.append(label))
+    reproduce(["all"], scale="tiny", out=tmp_path, workers=1, watch=lambda sweep, label: again.append(label))
     assert set(again) == {""}  # looked, and ran nothing
 
 
@@ -128,7 +128,7 @@ def test_parts_of_a_study_come_to_the_whole(tmp_path: Path) -> None:
     assert pages[0] == pages[1]
 
 
-def _no_work(host: schedule.Cells, label: str | None) -> None:
+def _no_work(sweep: Sweep, label: str | None) -> None:
     assert not label
 
 
@@ -144,8 +144,8 @@ def test_settings_go_over_every_cell_and_are_told(tmp_path: Path) -> None:
 
 def test_the_command_of_a_page_can_be_typed(tmp_path: Path) -> None:
     budget = {"0.5": 0.5, "1.0": 0.5}
-    order = schedule.Order(scales.get("tiny"), tmp_path, over=[{"clients": {"budget": budget}}], recipes=Path("my own"))
-    words = shlex.split(page.command(paper.get("table4"), order))
+    campaign = Campaign(TINY, tmp_path, over=[{"clients": {"budget": budget}}], recipes=Path("my own"))
+    words = shlex.split(page.command(paper.get("table4"), campaign))
     assert words[:4] == ["pfedgate", "reproduce", "table4", "--scale"]
     assert words[-2:] == ["--recipes", "my own"]
     assert over([words[words.index("--set") + 1]], None)[0] == {"clients": {"budget": budget}}
@@ -182,49 +182,52 @@ def test_trials_of_other_settings_leave_the_documentation_alone(
         assert (tmp_path / wanted / "table9.md").exists()
 
 
-def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    bad = [{"algorithm": {"lam": -1.0}}]
-    order = schedule.Order(scales.TINY, tmp_path)
-    places = [p for p in order.places(paper.get("figure-clients")) if p.row.method in ("ditto", "fedper")]
-    wrong = schedule.Order(scales.TINY, tmp_path, over=bad).places(_only("ditto"))
-    host = schedule.Cells(order)
-    host.add([*wrong, *places])
-    jobs_ = []
-    while (job := host.next()) is not None:
-        jobs_.append(job)
-        failed = job["label"] == wrong[0].label
-        host.ended(job, jobs.Failed("ValueError: no", "trace") if failed else 1.0)
-    assert len(jobs_) == 3
-    assert list(host.failed) == [wrong[0].label]
-    assert host.done == host.total == 3
+def fail_or_die(job: cells.Job, tick: object = None) -> float:
+    """Work in place of a cell's."""
+    if "Ditto" in job.label:
+        os._exit(9)
+    if "FedPer" in job.label:
+        raise ValueError("no")
+    return 1.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path, workers: int) -> None:
+    names = ["FedPer", "FedEM", *(["Ditto"] if workers > 1 else [])]
+    campaign = Campaign(TINY, tmp_path, workers=workers)
+    sweep = Sweep(campaign)
+    sweep.add([place for place in campaign.places(paper.get("figure-clients")) if place.row.name in names])
+    sweep.run(fail_or_die)
+    assert sweep.done == sweep.total == len(names)
+    errors = {label.split("/")[2]: str(error) for label, error in sweep.failed.items()}
+    assert errors.pop("FedPer") == "no"
+    assert all("worker process died" in error for error in errors.values())
+    assert list(errors) == ["Ditto"] * (workers - 1)
+    with pytest.raises(RuntimeError, match=rf"{len(sweep.failed)} of {len(names)} cells failed; figure-clients/"):
+        sweep.check()
 
 
 def test_a_cell_that_another_process_is_at_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker of a command that was killed: both would add their rounds to one folder."""
     monkeypatch.setattr(cells, "WAIT", 0.01)
-    order = schedule.Order(scales.get("tiny"), tmp_path)
-    place = order.places(paper.get("table9"))[0]
-    folder = place.cell.folder(order.root)
-    job = {"folder": str(folder), "own": str(folder), "recipe": place.cell.recipe.tables(), "looks": []}
-    heard: list[Any] = []
+    campaign = Campaign(TINY, tmp_path)
+    place = campaign.places(paper.get("table9"))[0]
+    folder = place.cell.folder(campaign.root)
+    job = cells.Job(place.label, folder, folder, place.cell.recipe.tables())
+    heard: list[bool] = []
     other = contextlib.ExitStack()
     other.enter_context(alone(folder))
 
-    def tell(round: Any) -> None:
-        heard.append((round, there(folder)))
+    def tick() -> None:
+        heard.append((folder / "timing.jsonl").exists())
         if len(heard) == 3:
             other.close()
 
-    cells.work(job, tell)
-    assert heard[:3] == [(0, False)] * 3  # nothing was trained meanwhile
+    cells.work(job, tick)
+    assert heard[:3] == [False] * 3  # nothing was trained meanwhile
     run = runfolder.load(folder)
     assert [line["round"] for line in run.metrics] == [1, 2]
     assert len(run.environments) == 1, "waiting is no start"
-
-
-def _only(method: str) -> Any:
-    study = paper.get("figure-clients")
-    return replace(study, name="other", rows=tuple(row for row in study.rows if row.method == method))
 
 
 @pytest.mark.slow
@@ -234,12 +237,12 @@ def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
     quiet: Any = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet)
     root, deadline = tmp_path / "tiny/cells", time.monotonic() + 600
-    while time.monotonic() < deadline and not (root.exists() and any(map(there, root.iterdir()))):
+    while time.monotonic() < deadline and not (root.exists() and any(map(finished, root.iterdir()))):
         assert process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    kept = {path: (path / "summary.json").stat().st_mtime_ns for path in root.iterdir() if there(path)}
+    kept = {path: (path / "summary.json").stat().st_mtime_ns for path in root.iterdir() if finished(path)}
     assert kept
     subprocess.run(command, check=True, **quiet)
     assert all((path / "summary.json").stat().st_mtime_ns == when for path, when in kept.items())

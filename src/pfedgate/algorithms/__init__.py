@@ -27,12 +27,12 @@ __all__ = ["build", "get", "names", "options", "register"]
 
 
 def register(name: str) -> Callable[[type[A]], type[A]]:
-    """Class decorator: make an algorithm known under a name."""
+    """Class decorator: give an algorithm the name by which recipes and the command line find it."""
 
     def note(cls: type[A]) -> type[A]:
-        known = _REGISTRY.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"algorithm {name!r} is already {known.__module__}.{known.__qualname__}")
+        other = _REGISTRY.get(name)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"algorithm {name!r} is already {other.__module__}.{other.__qualname__}")
         cls.name = name
         _REGISTRY[name] = cls
         return cls
@@ -42,8 +42,8 @@ def register(name: str) -> Callable[[type[A]], type[A]]:
 
 def names() -> tuple[str, ...]:
     """All algorithms there are, sorted."""
-    for found in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{found.name}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
     return tuple(sorted(_REGISTRY))
 
 
@@ -58,18 +58,26 @@ def get(name: str) -> type[Algorithm]:
 
 def options(name: str) -> dict[str, Any]:
     """Hyper-parameters of an algorithm and their defaults."""
-    given = {}
+    defaults = {}
     for field in dataclasses.fields(get(name)):
         if field.name != "task":
-            made = field.default_factory
-            given[field.name] = field.default if made is dataclasses.MISSING else made()
-    return given
+            factory = field.default_factory
+            defaults[field.name] = field.default if factory is dataclasses.MISSING else factory()
+    return defaults
 
 
 def build(name: str, task: Task, **settings: Any) -> Algorithm:
-    """An algorithm ready to run; an unknown setting is an error that names the nearest."""
-    known = options(name)
-    for setting in settings:
-        if setting not in known:
-            raise TypeError(f"algorithm {name!r}: {unknown('option', setting, known)}")
-    return get(name)(task, **settings)
+    """An algorithm ready to run; an unknown setting is an error that names the nearest.
+
+    A dotted name sets a field of a hyper-parameter that has fields: `**{"gate.shift": True}`, as in recipes.
+    """
+    defaults, inner = options(name), dict[str, dict[str, Any]]()
+    for setting, value in settings.items():
+        option, _, field = setting.partition(".")
+        if option not in defaults:
+            raise TypeError(f"algorithm {name!r}: {unknown('option', setting, defaults)}")
+        if field:
+            inner.setdefault(option, {})[field] = value
+    plain = {setting: value for setting, value in settings.items() if "." not in setting}
+    nested = {option: dataclasses.replace(plain.get(option, defaults[option]), **inner[option]) for option in inner}
+    return get(name)(task, **{**plain, **nested})

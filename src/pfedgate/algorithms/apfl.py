@@ -13,18 +13,19 @@ fixed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
+from pfedgate.algorithms.private_parts import PrivateModel
 from pfedgate.core.errors import unknown
-from pfedgate.core.modules import initial, module, skeleton
+from pfedgate.core.modules import module, skeleton
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, State, Task, Update
@@ -36,14 +37,12 @@ UPDATES = ("round", "batch", "never")
 
 @register("apfl")
 @dataclass(frozen=True)
-class APFL(Algorithm):
+class APFL(PrivateModel):
     """A personal mixture of a private and the shared model."""
 
     alpha: float = 0.5  # share of the private model at the start; the paper's are .25 to .75
-    update_alpha: str = (
-        "round"  # at the first batch of a round (official), at every "batch" (the equations), or "never"
-    )
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    update_alpha: str = "round"  # at its first batch (official), at every "batch" (the equations), or "never"
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Deng et al. 2020, Adaptive Personalized Federated Learning"
     keeps: ClassVar[str] = "a whole model of its own and its share in the mixture"
@@ -56,21 +55,19 @@ class APFL(Algorithm):
             raise ValueError(unknown("update_alpha", self.update_alpha, UPDATES))
 
     def init_client(self, got: State, local: Local) -> State:
-        """The initialisation that everybody starts from, and the first share."""
-        return {**under("model/", initial(self.task, local.round.seed)), "alpha": torch.tensor(self.alpha)}
+        """The common initialisation, and the first share."""
+        return {**super().init_client(got, local), "alpha": torch.tensor(self.alpha)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg's steps of w; beside each of them one of v."""
-        own = _Personal(self.task, private, local, self.update_alpha, inside("personal/", private))
-        done = fit(self.task, got, local, gradient=own.beside, memory=inside("shared/", private))
+        own = _Personal(self.task, private, local, self.update_alpha)
+        done = fit(self.task, got, local, gradient=own.beside)
         metrics = {**done.metrics, "alpha": float(own.alpha)}
-        memory = {**under("shared/", done.memory), **under("personal/", own.stepper.memory())}
-        return Update(done.state, local.n, metrics), {**own.state(), **memory}
+        return Update(done.state, local.n, metrics), own.state()
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's v starts from w."""
         own = _Personal(self.task, {**private, **under("model/", got)}, local, self.update_alpha)
-
         fit(self.task, got, local, step=own.step, epochs=self.adapt_epochs)
         return own.state()
 
@@ -84,13 +81,13 @@ class APFL(Algorithm):
 class _Personal:
     """The private branch during one call: v, alpha, and a workspace that holds the mixture."""
 
-    def __init__(self, task: Task, private: State, local: Local, update: str, memory: State | None = None) -> None:
+    def __init__(self, task: Task, private: State, local: Local, update: str) -> None:
         self.task, self.local, self.update = task, local, update
-        self.work = parts.twin(task.model, local.device)
+        self.work = _twin(task.model, local.device)
         self.work.load(inside("model/", private))
         self.v, self.alpha = self.work.flat.clone(), private["alpha"].clone().to(local.device)
         self.rate = task.optim.lr * local.round.factor
-        self.stepper = Stepper(task.optim, self.rate, memory if task.optim.persist_momentum else None)
+        self.stepper = Stepper(task.optim, self.rate)
         self.count = 0
 
     def step(self, work: Workspace, batch: Batch) -> Tensor:
@@ -116,3 +113,9 @@ class _Personal:
         """The private State: v with the running statistics of the mixture, and alpha."""
         self.work.flat.copy_(self.v)
         return {**under("model/", self.work.state()), "alpha": self.alpha.cpu()}
+
+
+@lru_cache(maxsize=8)
+def _twin(task_model: Any, device: torch.device) -> Workspace:
+    """A second workspace beside the one that `fit` uses."""
+    return Workspace(copy.deepcopy(skeleton(task_model)), None, device)

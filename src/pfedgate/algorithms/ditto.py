@@ -16,25 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
-
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.modules import initial, module
+from pfedgate.algorithms.private_parts import PrivateModel
 from pfedgate.core.state import inside, under
-from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.core.types import Local, State, Update
 from pfedgate.training.fit import Fit, fit
 
 
 @register("ditto")
 @dataclass(frozen=True)
-class Ditto(Algorithm):
+class Ditto(PrivateModel):
     """FedAvg, and beside it a personal model held near it."""
 
     lam: float = 0.1  # FederatedScope's default and the middle of pFedGate's grid; official: 1, or chosen from .1, 1, 2
     personal_epochs: int | None = None  # None: as the task says (1 in the benchmark); official: 2 steps
     personal_lr: float | None = None  # None: the task's
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
     keeps: ClassVar[str] = "a whole model of its own"
@@ -44,34 +41,16 @@ class Ditto(Algorithm):
         if self.lam < 0:
             raise ValueError(f"lam is the strength of the pull to the shared model, not negative; got {self.lam}")
 
-    def init_client(self, got: State, local: Local) -> State:
-        """The initialisation that everybody starts from."""
-        return under("model/", initial(self.task, local.round.seed))
-
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg's epochs for the shared model, then the personal one."""
-        shared = fit(self.task, got, local, memory=inside("shared/", private))
-        own = self._personal(got, inside("model/", private), local, self.personal_epochs, inside("personal/", private))
+        shared = fit(self.task, got, local)
+        own = self._personal(got, inside("model/", private), local, self.personal_epochs)
         metrics = {"loss": shared.loss, "personal_loss": own.loss, "flops": shared.flops + own.flops}
-        memory = {**under("shared/", shared.memory), **under("personal/", own.memory)}
-        return Update(shared.state, local.n, metrics), {**under("model/", own.state), **memory}
+        return Update(shared.state, local.n, metrics), under("model/", own.state)
 
-    def _personal(self, got: State, model: State, local: Local, epochs: int | None, memory: State | None = None) -> Fit:
-        return fit(
-            self.task,
-            model,
-            local,
-            anchor=got,
-            prox=self.lam,
-            epochs=epochs,
-            lr=self.personal_lr,
-            memory=memory,
-        )
+    def _personal(self, got: State, model: State, local: Local, epochs: int | None) -> Fit:
+        return fit(self.task, model, local, anchor=got, prox=self.lam, epochs=epochs, lr=self.personal_lr)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's model starts from the shared one."""
         return under("model/", self._personal(got, got, local, self.adapt_epochs).state)
-
-    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The personal model."""
-        return module(self.task, inside("model/", private))

@@ -1,7 +1,6 @@
 """FedAvg (McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data).
 
-Shared: the whole model, buffers included (floating ones averaged, counters maxed). Private: nothing, unless
-`optim.persist_momentum` keeps the optimiser's buffers on the client.
+Shared: the whole model, buffers included (floating ones averaged, counters maxed). Private: nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class FedAvg(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of SGD from the received model."""
-        done = fit(self.task, got, local, memory=private)
-        return Update(done.state, local.n, done.metrics), done.memory
+        done = fit(self.task, got, local)
+        return Update(done.state, local.n, done.metrics), {}
 
     @property
     def stacks(self) -> bool:

@@ -35,5 +35,5 @@ class FedAvgFT(FedAvg):
         return {**private, **under("tuned/", tuned.state)}
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The tuned model."""
+        """The tuned model, or the received one before any tuning."""
         return module(self.task, inside("tuned/", private) or got)

@@ -18,16 +18,15 @@ from torch import Tensor, nn
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import module, persistent_buffers
 from pfedgate.core.state import pick, under
-from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.core.types import Local, State
 from pfedgate.training.fit import Batch, loop
 
 
 @register("fedbn")
 @dataclass(frozen=True)
-class FedBN(Algorithm):
+class FedBN(parts.PrivatePart):
     """FedAvg with private BatchNorm layers."""
 
     paper: ClassVar[str] = "Li et al. 2021, FedBN: Federated Learning on Non-IID Features"
@@ -35,24 +34,13 @@ class FedBN(Algorithm):
     keeps: ClassVar[str] = "BatchNorm layers, statistics included"
 
     @property
-    def _own(self) -> parts.Part:
+    def own(self) -> parts.Part:
+        """The tensors of all BatchNorm layers."""
         return parts.batch_norms(self.task)
-
-    def init_server(self, seed: int) -> State:
-        """The model without its BatchNorm layers."""
-        return parts.init_shared(self.task, self._own, seed)
-
-    def init_client(self, got: State, local: Local) -> State:
-        """Fresh BatchNorm layers."""
-        return parts.init_own(self.task, self._own, local.round.seed)
-
-    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
-        """Everything together; all but BatchNorm is sent."""
-        return parts.train_jointly(self.task, self._own, got, private, local)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """Statistics of a novel client: one pass over its training data, each batch counting alike."""
-        if not self._own or local.n < 2:  # one sample has no variance
+        if not self.own or local.n < 2:  # one sample has no variance
             return private
         model = module(self.task, parts.join(got, private), local.device)
         for layer in model.modules():
@@ -67,9 +55,5 @@ class FedBN(Algorithm):
             return batch.x.new_zeros(())
 
         loop(replace(self.task, drop_last=True), local, see, epochs=1, stream="statistics")
-        known = {**dict(model.named_parameters()), **persistent_buffers(model)}
-        return under(parts.OWN, {name: value.detach() for name, value in pick(known, sorted(self._own)).items()})
-
-    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The shared model with the client's BatchNorm layers."""
-        return module(self.task, parts.join(got, private))
+        tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
+        return under(parts.OWN, {name: value.detach() for name, value in pick(tensors, sorted(self.own)).items()})

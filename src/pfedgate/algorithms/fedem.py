@@ -27,8 +27,7 @@ from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import initial, module
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, State, Update
-from pfedgate.training.fit import fit
-from pfedgate.training.scan import forward_flops, scan
+from pfedgate.training.fit import fit, forward_flops, scan
 
 LEAST = 1e-12  # a share of exactly 0 could never grow again
 
@@ -68,7 +67,7 @@ class FedEM(Algorithm):
         return server
 
     def init_client(self, got: State, local: Local) -> State:
-        """All components alike."""
+        """A mixture of all components alike."""
         return {"pi": torch.full((self.components,), 1 / self.components)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -76,15 +75,12 @@ class FedEM(Algorithm):
         q = responsibilities(private["pi"].to(local.device), self._losses(got, local))
         pi = q.mean(0)
         shared: State = {}
-        memory: State = {}
         loss, flops = 0.0, self.components * forward_flops(self.task, local.train, local)
         for m in range(self.components):
-            kept = inside(f"{m}/", private)
-            done = fit(self.task, inside(f"{m}/", got), local, weights=q[:, m], memory=kept)
+            done = fit(self.task, inside(f"{m}/", got), local, weights=q[:, m])
             shared |= under(f"{m}/", done.state)
-            memory |= under(f"{m}/", done.memory)
             loss, flops = loss + done.loss, flops + done.flops
-        return Update(shared, local.n, {"loss": loss, "flops": flops}), {"pi": pi.cpu(), **memory}
+        return Update(shared, local.n, {"loss": loss, "flops": flops}), {"pi": pi.cpu()}
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """With `refresh`: pi for the components at hand."""
@@ -110,7 +106,7 @@ class FedEM(Algorithm):
         return torch.stack(columns, dim=1)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's mixture."""
+        """The client's mixture of the components."""
         models = [module(self.task, inside(f"{m}/", got)) for m in range(self.components)]
         return Mixture(models, private["pi"])
 
@@ -124,7 +120,7 @@ class Mixture(nn.Module):
         self.register_buffer("pi", pi)
 
     def forward(self, x: Tensor) -> Tensor:
-        """log Σ_m pi_m·softmax(h_m(x))."""
+        """The mixture log Σ_m pi_m·softmax(h_m(x)), stable for small shares."""
         scores = torch.stack([model(x).log_softmax(-1) for model in self.models])
         assert isinstance(self.pi, Tensor)
         log_pi = self.pi.clamp_min(LEAST).log().view(-1, *[1] * (scores.ndim - 1))

@@ -24,7 +24,7 @@ from pfedgate.training.fit import fit
 class FedProx(Algorithm):
     """FedAvg held near the received model."""
 
-    mu: float = 0.1  # what FedEM's search chose on EMNIST and CIFAR-100; 0.05 and 1 elsewhere
+    mu: float = 0.1  # FedEM's search chose it on EMNIST and CIFAR-100; 0.05 and 1 elsewhere
 
     paper: ClassVar[str] = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"mu": (0.01, 0.05, 0.1, 0.5, 1.0)}
@@ -35,5 +35,5 @@ class FedProx(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs, pulled back to the received model at every step."""
-        done = fit(self.task, got, local, anchor=got, prox=self.mu, memory=private)
-        return Update(done.state, local.n, done.metrics), done.memory
+        done = fit(self.task, got, local, anchor=got, prox=self.mu)
+        return Update(done.state, local.n, done.metrics), {}

@@ -17,88 +17,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
-
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.modules import module
 from pfedgate.core.state import inside, pick, under
-from pfedgate.core.types import Card, Local, State, Update
-from pfedgate.training.fit import Fit, fit
+from pfedgate.core.types import Local, State, Update
+from pfedgate.training.fit import fit
 
 
 @register("fedrep")
 @dataclass(frozen=True)
-class FedRep(Algorithm):
+class FedRep(parts.PrivatePart):
     """A shared body and a private head, trained one after the other."""
 
     head: parts.Names | None = None  # private layers; None: the last one with parameters, as in the official networks
     head_epochs: int | None = None  # None: as the task says (1 in the benchmark); official: 10
     body_epochs: int | None = None  # None: as the task says; official: 1 on CIFAR-10, 5 on CIFAR-100 and FEMNIST
     head_lr: float | None = None  # None: the task's
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods; official: 10
+    adapt_epochs: int = 1  # a novel client's epochs, the fine-tuning budget of all methods; official: 10
 
     paper: ClassVar[str] = "Collins et al. 2021, Exploiting Shared Representations for Personalized FL"
     shares: ClassVar[str] = "the body"
     keeps: ClassVar[str] = "the head"
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"head_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
 
-    def __post_init__(self) -> None:
-        _ = self._own  # a wrong name fails here, not on a client
-
     @property
-    def _own(self) -> parts.Part:
+    def own(self) -> parts.Part:
+        """The tensors of the head."""
         return parts.head(self.task, self.head)
-
-    def init_server(self, seed: int) -> State:
-        """The body."""
-        return parts.init_shared(self.task, self._own, seed)
-
-    def init_client(self, got: State, local: Local) -> State:
-        """The head of the common initial model."""
-        return parts.init_own(self.task, self._own, local.round.seed)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """The head, then the body; the body is sent."""
-        own, state, flops = self._own, parts.join(got, private), 0.0
-        metrics: dict[str, float] = {}
-        memory: State = {}
-        head = self._phase(
-            state, private, local, parts.parameters(self.task, own), self.head_epochs, "head/", self.head_lr
+        head, state = inside(parts.OWN, private), parts.join(got, private)
+        phases = (
+            (head, parts.parameters(self.task, self.own), self.head_epochs, self.head_lr),
+            (got, parts.rest(self.task, self.own), self.body_epochs, None),
         )
-        if head is not None:
-            state |= pick(head.state, inside(parts.OWN, private))
-            memory |= under("head/", head.memory)
-            metrics["loss"] = metrics["head_loss"] = head.loss
-            flops += head.flops
-        body = self._phase(state, private, local, parts.rest(self.task, own), self.body_epochs, "body/", None)
-        if body is not None:
-            state |= pick(body.state, got)
-            memory |= under("body/", body.memory)
-            metrics["loss"] = body.loss
-            flops += body.flops
-        update = Update(pick(state, got), local.n, {**metrics, "flops": flops})
-        return update, {**under(parts.OWN, pick(state, inside(parts.OWN, private))), **memory}
-
-    def _phase(
-        self,
-        state: State,
-        private: State,
-        local: Local,
-        names: tuple[str, ...],
-        epochs: int | None,
-        prefix: str,
-        lr: float | None,
-    ) -> Fit | None:
-        if not names or epochs == 0:
-            return None
-        return fit(self.task, state, local, names=names, epochs=epochs, lr=lr, memory=inside(prefix, private))
+        metrics = {"flops": 0.0}
+        for part, names, epochs, lr in phases:
+            if not names or epochs == 0:
+                continue
+            done = fit(self.task, state, local, names=names, epochs=epochs, lr=lr)
+            state |= pick(done.state, part)
+            metrics |= {"loss": done.loss, "flops": metrics["flops"] + done.flops}
+            if part is head:
+                metrics["head_loss"] = done.loss
+        return Update(pick(state, got), local.n, metrics), under(parts.OWN, pick(state, head))
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client's head."""
-        return parts.adapt_own(self.task, self._own, got, private, local, self.adapt_epochs, self.head_lr)
-
-    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The shared body with the client's head."""
-        return module(self.task, parts.join(got, private))
+        """A novel client trains a head for the body as it is."""
+        return self.adapt_part(got, private, local, self.adapt_epochs, self.head_lr)

@@ -34,7 +34,7 @@ class KNNPer(FedAvg):
     """FedAvg, corrected by the client's nearest training samples."""
 
     k: int = 10  # neighbours
-    scale: float = 1.0  # of the kernel, in units of the number of features
+    scale: float = 1.0  # the kernel's width, in units of the number of features
     lam: float | None = None  # share of the neighbours in the prediction; None: chosen on validation, per client
     layer: str | None = None  # features are what enters this layer; None: the last one with parameters
 
@@ -66,17 +66,17 @@ class KNNPer(FedAvg):
         """The share with the best validation accuracy, of equals the one with the best likelihood."""
         if not local.val.n:
             return 0.5
-        found: list[Tensor] = []
+        tallies: list[Tensor] = []
 
         def score(x: Tensor, y: Tensor) -> None:
             near, far = (p.reshape(-1, p.shape[-1]) for p in model.both(x))
             mixed = torch.stack([lam * near + (1 - lam) * far for lam in LAMS])
             right = mixed.argmax(-1).eq(y.flatten()).double().sum(-1)
             likely = mixed.gather(-1, y.flatten().expand(len(LAMS), -1)[..., None]).clamp_min(1e-12).log().sum((1, 2))
-            found.append(torch.stack([right, likely.double()]))
+            tallies.append(torch.stack([right, likely.double()]))
 
         self._see(model, local, local.val, score)
-        right, likely = torch.stack(found).sum(0).tolist()
+        right, likely = torch.stack(tallies).sum(0).tolist()
         return LAMS[max(range(len(LAMS)), key=lambda at: (right[at], likely[at]))]
 
     def _see(self, model: nn.Module, local: Local, part: Part, look: Any) -> None:
@@ -113,7 +113,7 @@ class Neighbours(nn.Module):
         model.get_submodule(layer).register_forward_pre_hook(lambda _, given: self._entered.append(given[0]))
 
     def remember(self, private: State) -> None:
-        """Take over a memory."""
+        """Use the memory in a private State from now on."""
         self.memory, self.labels = private["knn/features"], private["knn/labels"]
         self.lam = float(private.get("knn/lam", torch.tensor(0.0)))
 
@@ -142,7 +142,7 @@ class Neighbours(nn.Module):
         return share.scatter_add_(1, self.labels[at], vote).view(output.shape), output.softmax(-1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Log-probabilities of the mixture."""
+        """Log-probabilities of the mixture of model and neighbours."""
         near, far = self.both(x)
         return (self.lam * near + (1 - self.lam) * far).clamp_min(1e-12).log()
 

@@ -16,19 +16,16 @@ averages the predictions of all clients' models, which would have to travel).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.modules import initial, module
-from pfedgate.core.seeds import key
-from pfedgate.core.state import split, weighted_mean
+from pfedgate.core.mergers import Merger, WeightedMean
+from pfedgate.core.modules import initial
+from pfedgate.core.state import split
 from pfedgate.core.types import Card, Local, Round, State, Update
 
 SERVED = "lg/served"  # fingerprints of the clients that have their lower part from the warm model
@@ -36,12 +33,12 @@ SERVED = "lg/served"  # fingerprints of the clients that have their lower part f
 
 @register("lg_fedavg")
 @dataclass(frozen=True)
-class LGFedAvg(Algorithm):
+class LGFedAvg(parts.PrivatePart):
     """A private representation under a shared upper part."""
 
     global_part: parts.Names = "upper"  # "upper" as in the paper, "lower" as its CIFAR code, or names of layers
     warmup_rounds: int = 0  # rounds of FedAvg first; official: 400 (MNIST), 1200 (CIFAR-10)
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Liang et al. 2020, Think Locally, Act Globally"
     shares: ClassVar[str] = "the upper part (after the convolutions)"
@@ -50,10 +47,11 @@ class LGFedAvg(Algorithm):
     def __post_init__(self) -> None:
         if self.warmup_rounds < 0:
             raise ValueError(f"warmup_rounds is not negative, got {self.warmup_rounds}")
-        _ = self._own  # a wrong name fails here, not on a client
+        super().__post_init__()
 
     @property
-    def _own(self) -> parts.Part:
+    def own(self) -> parts.Part:
+        """The tensors of the lower part."""
         upper = parts.upper(self.task)
         if self.global_part == "lower":
             return upper
@@ -65,47 +63,46 @@ class LGFedAvg(Algorithm):
         """The shared part; with a warm-up the whole model, and nobody served yet."""
         if self.warmup_rounds:
             return {**initial(self.task, seed), SERVED: torch.zeros(0, dtype=torch.int64)}
-        return parts.init_shared(self.task, self._own, seed)
+        return super().init_server(seed)
 
     def init_client(self, got: State, local: Local) -> State:
         """The private part of the common initial model; after a warm-up it comes with the first message."""
-        return {} if self.warmup_rounds else parts.init_own(self.task, self._own, local.round.seed)
+        return {} if self.warmup_rounds else super().init_client(got, local)
 
     def send(self, server: State, card: Card, round: Round) -> State:
         """The shared part; the whole model during the warm-up, and once after it."""
         model = {name: value for name, value in server.items() if name != SERVED}
-        if round.index < self.warmup_rounds or (self.warmup_rounds and _mark(card) not in server[SERVED]):
+        if round.index < self.warmup_rounds or (self.warmup_rounds and parts.mark(card) not in server[SERVED]):
             return model
-        return split(model, self._own.__contains__)[1]
+        return split(model, self.own.__contains__)[1]
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Both parts together; the shared one is sent."""
-        own: parts.Part = frozenset() if local.round.index < self.warmup_rounds else self._own
-        return parts.train_jointly(self.task, own, got, private, local)
+        own: parts.Part = frozenset() if local.round.index < self.warmup_rounds else self.own
+        return self.train_keeping(own, got, private, local)
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> Merger:
         """The mean of the shared part; after the warm-up also note who has a lower part now."""
-        cards: list[Card] = []
-
-        def noted() -> Iterator[tuple[Card, Update]]:
-            for card, update in updates:
-                cards.append(card)
-                yield card, update
-
-        merged = weighted_mean(server, noted(), total=round.total)
-        if self.warmup_rounds and round.index >= self.warmup_rounds:
-            marks = {_mark(card) for card in cards}.union(server[SERVED].tolist())
-            merged[SERVED] = torch.tensor(sorted(marks), dtype=torch.int64)
-        return merged
+        warm = self.warmup_rounds and round.index >= self.warmup_rounds
+        return _ServedMean(server, round.total) if warm else WeightedMean(server, round.total)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's lower part."""
-        return parts.adapt_own(self.task, self._own, got, private, local, self.adapt_epochs)
-
-    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's lower part under the shared upper one."""
-        return module(self.task, parts.join(got, private))
+        return self.adapt_part(got, private, local, self.adapt_epochs)
 
 
-def _mark(card: Card) -> int:
-    return key(0, card.id) >> 1  # 63 bits fit an int64
+class _ServedMean(WeightedMean):
+    """The weighted mean, and the marks of all clients that have their lower part."""
+
+    def __init__(self, server: State, total: float | None) -> None:
+        super().__init__(server, total)
+        self.marks = set(server[SERVED].tolist())
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """Mark the client: its lower part came with this round's message."""
+        self.marks.add(parts.mark(card))
+        return super().add(card, update)
+
+    def result(self) -> State:
+        """The mean and the marks."""
+        return {**super().result(), SERVED: torch.tensor(sorted(self.marks), dtype=torch.int64)}

@@ -9,20 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.modules import initial, module
+from pfedgate.algorithms.private_parts import PrivateModel
 from pfedgate.core.state import inside, under
-from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.core.types import Local, State, Update
 from pfedgate.training.fit import fit
 from pfedgate.training.stacked import fit_many, stackable
 
 
 @register("local_only")
 @dataclass(frozen=True)
-class LocalOnly(Algorithm):
+class LocalOnly(PrivateModel):
     """No federation: the yardstick every federated method must beat."""
 
     adapt_epochs: int = 1  # epochs of a novel client; the fine-tuning budget of the other methods
@@ -32,17 +29,13 @@ class LocalOnly(Algorithm):
     keeps: ClassVar[str] = "the whole model"
 
     def init_server(self, seed: int) -> State:
-        """The server has nothing."""
+        """The server has nothing to send."""
         return {}
-
-    def init_client(self, got: State, local: Local) -> State:
-        """The initialisation that FedAvg would start from."""
-        return under("model/", initial(self.task, local.round.seed))
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs from where the client was."""
-        done = fit(self.task, inside("model/", private), local, memory=private)
-        return Update({}, local.n, done.metrics), {**under("model/", done.state), **done.memory}
+        done = fit(self.task, inside("model/", private), local)
+        return Update({}, local.n, done.metrics), under("model/", done.state)
 
     @property
     def stacks(self) -> bool:
@@ -62,7 +55,3 @@ class LocalOnly(Algorithm):
         """A novel client trains from the initialisation."""
         done = fit(self.task, inside("model/", private), local, epochs=self.adapt_epochs)
         return under("model/", done.state)
-
-    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's own model."""
-        return module(self.task, inside("model/", private))

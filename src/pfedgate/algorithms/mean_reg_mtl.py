@@ -16,24 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import nn
-
 from pfedgate.algorithms import register
-from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.modules import initial, module
+from pfedgate.algorithms.private_parts import PrivateModel
 from pfedgate.core.state import inside, under
-from pfedgate.core.types import Card, Local, State, Update
+from pfedgate.core.types import Local, State, Update
 from pfedgate.training.fit import Fit, fit
 
 
 @register("mean_reg_mtl")
 @dataclass(frozen=True)
-class MeanRegMTL(Algorithm):
+class MeanRegMTL(PrivateModel):
     """Personal models held near their mean."""
 
-    mu: float = 1.0  # what FedEM's search chose on three of four data sets
+    mu: float = 1.0  # FedEM's search chose it on three of four data sets
     momentum: float = 0.0  # prox_sgd of the references has none; with it the pull outlives its cause
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Hanzely & Richtárik 2020, Federated Learning of a Mixture; FedEM's 'pFedMe'"
     shares: ClassVar[str] = "the whole personal model"
@@ -44,23 +41,15 @@ class MeanRegMTL(Algorithm):
         if self.mu < 0:
             raise ValueError(f"mu is the strength of the pull to the mean model, not negative; got {self.mu}")
 
-    def init_client(self, got: State, local: Local) -> State:
-        """The initialisation that everybody starts from."""
-        return under("model/", initial(self.task, local.round.seed))
-
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs from where the client was, pulled to the mean."""
-        done = self._fit(got, inside("model/", private), local, None, private)
-        return Update(done.state, local.n, done.metrics), {**under("model/", done.state), **done.memory}
+        done = self._fit(got, inside("model/", private), local, None)
+        return Update(done.state, local.n, done.metrics), under("model/", done.state)
 
-    def _fit(self, got: State, model: State, local: Local, epochs: int | None, memory: State | None = None) -> Fit:
+    def _fit(self, got: State, model: State, local: Local, epochs: int | None) -> Fit:
         task = replace(self.task, optim=replace(self.task.optim, momentum=self.momentum))
-        return fit(task, model, local, anchor=got, prox=self.mu, epochs=epochs, memory=memory)
+        return fit(task, model, local, anchor=got, prox=self.mu, epochs=epochs)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's model starts from the mean."""
         return under("model/", self._fit(got, got, local, self.adapt_epochs).state)
-
-    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The personal model."""
-        return module(self.task, inside("model/", private))

@@ -17,8 +17,8 @@ adapts on *test* batches at evaluation; this one cannot see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms import register
-from pfedgate.algorithms.private_parts import aside
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import module
-from pfedgate.core.state import inside, under
+from pfedgate.core.seeds import seeded
+from pfedgate.core.state import clone, inside, under
 from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import Batch, Workspace, fit, read
 from pfedgate.training.steppers import Stepper
@@ -48,7 +48,7 @@ class PerFedAvg(Algorithm):
     order: str = "first"  # "first", "hf" or "exact": twice, four and about five times FedAvg's work
     alpha: float = 0.01  # the personal step; the paper's
     beta: float | None = None  # the meta-step; None: the task's rate, so that it is tuned like any other
-    delta: float = 1e-3  # of the finite difference, relative to ‖w‖/‖g‖
+    delta: float = 1e-3  # width of the finite difference, relative to ‖w‖/‖g‖
     adapt_steps: int = 1  # personal steps before prediction; the paper's
 
     paper: ClassVar[str] = (
@@ -66,7 +66,7 @@ class PerFedAvg(Algorithm):
         """Meta-steps from the received model."""
         optim = self.task.optim
         rate = (optim.lr if self.beta is None else self.beta) * local.round.factor
-        stepper = Stepper(optim, rate, private if optim.persist_momentum else None)
+        stepper = Stepper(optim, rate)
         beside = local.generator("beside")
         count = 0
 
@@ -77,7 +77,7 @@ class PerFedAvg(Algorithm):
         def step(work: Workspace, batch: Batch) -> Tensor:
             nonlocal count
             w = work.flat.clone()
-            with aside(work, local, "inner", count):
+            with _aside(work, local, "inner", count):
                 work.gradient(draw(), self.task.loss)
             stepper.clip(work.grad)
             work.flat.add_(work.grad, alpha=-self.alpha)
@@ -85,7 +85,7 @@ class PerFedAvg(Algorithm):
             stepper.clip(work.grad)
             direction = work.grad.clone()
             if self.order != "first":
-                curved = self._hessian(work, w, direction, draw(), partial(aside, work, local, "curvature", count))
+                curved = self._hessian(work, w, direction, draw(), partial(_aside, work, local, "curvature", count))
                 direction.add_(curved, alpha=-self.alpha)
             work.flat.copy_(w)
             stepper.step(work.flat, direction)
@@ -93,7 +93,7 @@ class PerFedAvg(Algorithm):
             return loss
 
         done = fit(self.task, got, local, step=step)
-        return Update(done.state, local.n, done.metrics), stepper.memory()
+        return Update(done.state, local.n, done.metrics), {}
 
     def _hessian(self, work: Workspace, w: Tensor, g: Tensor, batch: Batch, quiet: Quiet = nullcontext) -> Tensor:
         """∇²f(w; batch)·g, by a central difference or by differentiating twice."""
@@ -113,7 +113,7 @@ class PerFedAvg(Algorithm):
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The received model after the personal step."""
-        optim = replace(self.task.optim, name="sgd", momentum=0.0, weight_decay=0.0, persist_momentum=False)
+        optim = replace(self.task.optim, name="sgd", momentum=0.0, weight_decay=0.0)
         still = replace(local, round=replace(local.round, factor=1.0))
         task = replace(self.task, optim=optim)
         done = fit(task, got, still, lr=self.alpha, steps=self.adapt_steps, stream="tune")
@@ -135,5 +135,15 @@ def exact_product(work: Workspace, g: Tensor, batch: Batch, loss: Any) -> Tensor
     work.gradients += 3 * batch.n
     if not product.requires_grad:
         return torch.zeros_like(g)
-    found = torch.autograd.grad(product, given, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1) for part in found])
+    columns = torch.autograd.grad(product, given, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1) for part in columns])
+
+
+@contextmanager
+def _aside(work: Workspace, local: Local, purpose: str, count: int) -> Iterator[None]:
+    """Passes beside the main one: it notices them neither in its buffers nor in its random numbers (dropout)."""
+    buffers = clone(work.buffers)
+    with seeded(local.round.seed, "dropout", purpose, local.round.index, local.card.id, count):
+        yield
+    for name, value in buffers.items():
+        work.buffers[name].copy_(value)

@@ -16,7 +16,7 @@ fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from pfedgate.algorithms import register
 from pfedgate.algorithms.private_parts import everything, parameters
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import module
-from pfedgate.core.state import inside, pick, under, unflat, weighted_mean
+from pfedgate.core.state import inside, pick, under, unflat
 from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import Batch, Fit, Workspace, fit
 from pfedgate.training.steppers import Stepper
@@ -42,9 +43,9 @@ class PFedMe(Algorithm):
     inner_steps: int = 5  # K, on each batch; official
     inner_lr: float | None = None  # eta_p, official .01 to .1; None: the task's, at most 1/lam (beyond it overshoots)
     outer_lr: float | None = None  # eta, of w_i; official .005 to .01; None: .9/lam, nearly all the way to theta
-    beta: float = 1.0  # of the server; official 1, tuned 2
+    beta: float = 1.0  # the server's step towards the mean; official 1, tuned 2
     personal: bool = True  # False scores the shared w instead ("GM" in the paper)
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes"
     shares: ClassVar[str] = "the whole model w"
@@ -92,13 +93,14 @@ class PFedMe(Algorithm):
         done = fit(self.task, got, local, step=step, epochs=epochs)
         return done, unflat(own["w"], layout) if own else {}
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> WeightedMean:
         """The server moves a share beta of the way to the mean."""
-        mean = weighted_mean(server, updates, total=round.total)
-        if self.beta == 1:
-            return mean
-        moved = {n: server[n] + self.beta * (v - server[n]) for n, v in mean.items() if v.is_floating_point()}
-        return {**mean, **moved}
+
+        def move(mean: State) -> State:
+            floats = {n: v for n, v in mean.items() if v.is_floating_point()}
+            return {**mean, **{n: server[n] + self.beta * (v - server[n]) for n, v in floats.items()}}
+
+        return WeightedMean(server, round.total) if self.beta == 1 else WeightedMean(server, round.total, move)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's proximal point of the shared model."""

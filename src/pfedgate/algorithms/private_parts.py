@@ -1,4 +1,4 @@
-"""Models of which a part is private: choosing tensors by name, and what methods with such a split have in common.
+"""Models of which a part is private: choosing tensors by name, and the bases of methods with such a split.
 
 A part is a set of names of a State. In a client's private State its part lies under `own/`; what is shared lies in
 the server's State under its plain names. So a client's whole model is `join(got, private)`.
@@ -6,26 +6,95 @@ the server's State under its plain names. So a client's whole model is `join(got
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import nn
 
+from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
-from pfedgate.core.modules import initial, persistent_buffers, skeleton
-from pfedgate.core.seeds import seeded
-from pfedgate.core.state import clone, inside, split, under
-from pfedgate.core.types import Local, State, Task, Update
+from pfedgate.core.modules import initial, module, persistent_buffers, skeleton
+from pfedgate.core.seeds import key
+from pfedgate.core.state import inside, split, under
+from pfedgate.core.types import Card, Local, State, Task, Update
 from pfedgate.training.fit import fit
-from pfedgate.training.workspace import Workspace
 
 OWN = "own/"
 Part = frozenset[str]  # names of tensors
 Names = str | Sequence[str]  # a layer, a module above layers, or a tensor; or several
+
+
+@dataclass(frozen=True)
+class PrivatePart(Algorithm):
+    """A model of which every client keeps a part to itself; as it stands both parts are trained jointly.
+
+    A subclass says which tensors are private, how a novel client gets its own, and whatever else differs.
+    """
+
+    def __post_init__(self) -> None:
+        _ = self.own  # a wrong name fails here, not on a client
+
+    @property
+    def own(self) -> Part:
+        """The names of the private tensors."""
+        raise NotImplementedError(f"{type(self).__name__} must define own")
+
+    def init_server(self, seed: int) -> State:
+        """The initial model without the private part: the server never holds that."""
+        return split(initial(self.task, seed), self.own.__contains__)[1]
+
+    def init_client(self, got: State, local: Local) -> State:
+        """The private part of the same initial model, for every client alike."""
+        return under(OWN, split(initial(self.task, local.round.seed), self.own.__contains__)[0])
+
+    def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """Local epochs on the whole model; the private part stays, the rest is sent."""
+        return self.train_keeping(self.own, got, private, local)
+
+    def train_keeping(self, own: Part, got: State, private: State, local: Local) -> tuple[Update, State]:
+        """The same with another private part, for methods that share all of the model at first."""
+        done = fit(self.task, join(got, private), local)
+        part, shared = split(done.state, own.__contains__)
+        return Update(shared, local.n, done.metrics), under(OWN, part)
+
+    def adapt_part(self, got: State, private: State, local: Local, epochs: int, lr: float | None = None) -> State:
+        """A novel client's private part, trained on top of the shared one, which stands still.
+
+        Training both would pull the private part towards a shared part that the client does not keep.
+        """
+        if not (names := parameters(self.task, self.own)):
+            return private
+        done = fit(self.task, join(got, private), local, names=names, epochs=epochs, lr=lr)
+        return under(OWN, split(done.state, self.own.__contains__)[0])
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The shared part with the client's own."""
+        return module(self.task, join(got, private))
+
+
+@dataclass(frozen=True)
+class PrivateModel(Algorithm):
+    """Every client keeps a whole model, which is scored; it lies under `model/` in the private State."""
+
+    def init_client(self, got: State, local: Local) -> State:
+        """The initialisation that FedAvg starts from."""
+        return under("model/", initial(self.task, local.round.seed))
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The model in the client's private State."""
+        return module(self.task, inside("model/", private))
+
+
+def join(got: State, private: State) -> State:
+    """A client's whole model: the shared part and its own."""
+    return {**got, **inside(OWN, private)}
+
+
+def mark(card: Card) -> int:
+    """A client's fingerprint, in which a server may note whom it has served."""
+    return key(0, card.id) >> 1  # 63 bits fit an int64
 
 
 def layers(task: Task) -> dict[str, tuple[str, ...]]:
@@ -41,13 +110,13 @@ def layers(task: Task) -> dict[str, tuple[str, ...]]:
 @lru_cache(maxsize=64)
 def _layers(task_model: Any) -> dict[str, tuple[str, ...]]:
     model = skeleton(task_model)
-    found: dict[str, list[str]] = {}
+    tensors: dict[str, list[str]] = {}
     for name, _ in model.named_parameters():
-        found.setdefault(name.rpartition(".")[0], []).append(name)
+        tensors.setdefault(name.rpartition(".")[0], []).append(name)
     for name in persistent_buffers(model):
-        if (layer := name.rpartition(".")[0]) in found:
-            found[layer].append(name)
-    return {layer: tuple(names) for layer, names in found.items()}
+        if (layer := name.rpartition(".")[0]) in tensors:
+            tensors[layer].append(name)
+    return {layer: tuple(names) for layer, names in tensors.items()}
 
 
 def choose(task: Task, names: Names, option: str) -> Part:
@@ -65,14 +134,13 @@ def choose(task: Task, names: Names, option: str) -> Part:
 
 @lru_cache(maxsize=256)
 def _choose(task_model: Any, names: tuple[str, ...], option: str) -> Part:
-    known = _everything(task_model)
-    chosen: set[str] = set()
+    part: set[str] = set()
     for name in names:
-        below = [tensor for tensor in known if tensor == name or tensor.startswith(f"{name}.")]
+        below = [tensor for tensor in _everything(task_model) if tensor == name or tensor.startswith(f"{name}.")]
         if not below:
             raise ValueError(f"{option}: {unknown('layer', name, filter(None, _layers(task_model)))}")
-        chosen.update(below)
-    return frozenset(chosen)
+        part.update(below)
+    return frozenset(part)
 
 
 def head(task: Task, names: Names | None, option: str = "head") -> Part:
@@ -82,10 +150,9 @@ def head(task: Task, names: Names | None, option: str = "head") -> Part:
 
 def head_layer(task: Task) -> str:
     """The name of the last layer that has parameters, in the order of registration."""
-    found = list(layers(task))
-    if not found:
+    if not (names := list(layers(task))):
         raise ValueError("the model has no parameters, so it has no head")
-    return found[-1]
+    return names[-1]
 
 
 def upper(task: Task) -> Part:
@@ -95,13 +162,13 @@ def upper(task: Task) -> Part:
     >>> sorted(choose(Task(partial(build, "cnn_digits")), "fc1", "") ^ upper(Task(partial(build, "cnn_digits"))))
     ['out.bias', 'out.weight']
     """
-    model, found = skeleton(task.model), list(layers(task))
-    kinds = [model.get_submodule(layer) for layer in found]
+    model, names = skeleton(task.model), list(layers(task))
+    kinds = [model.get_submodule(layer) for layer in names]
     convolutions = [at for at, kind in enumerate(kinds) if isinstance(kind, nn.modules.conv._ConvNd)]
-    start = convolutions[-1] + 1 if convolutions else len(found) // 2
-    while convolutions and start < len(found) and isinstance(kinds[start], nn.modules.batchnorm._NormBase):
+    start = convolutions[-1] + 1 if convolutions else len(names) // 2
+    while convolutions and start < len(names) and isinstance(kinds[start], nn.modules.batchnorm._NormBase):
         start += 1  # the norm of the last convolution
-    return frozenset(name for layer in found[start:] for name in layers(task)[layer])
+    return frozenset(name for layer in names[start:] for name in layers(task)[layer])
 
 
 def everything(task: Task) -> Part:
@@ -117,9 +184,9 @@ def _everything(task_model: Any) -> Part:
 
 def batch_norms(task: Task) -> Part:
     """Weights, biases and running statistics of all BatchNorm layers, found by type, not by name."""
-    kinds = skeleton(task.model).named_modules()
-    found = {name for name, kind in kinds if isinstance(kind, nn.modules.batchnorm._BatchNorm)}
-    return frozenset(name for name in everything(task) if name.rpartition(".")[0] in found)
+    modules = skeleton(task.model).named_modules()
+    norms = {name for name, kind in modules if isinstance(kind, nn.modules.batchnorm._BatchNorm)}
+    return frozenset(name for name in everything(task) if name.rpartition(".")[0] in norms)
 
 
 def parameters(task: Task, part: Part) -> tuple[str, ...]:
@@ -130,55 +197,3 @@ def parameters(task: Task, part: Part) -> tuple[str, ...]:
 def rest(task: Task, part: Part) -> tuple[str, ...]:
     """The parameters outside a part, in the model's order."""
     return tuple(name for name, _ in skeleton(task.model).named_parameters() if name not in part)
-
-
-def init_shared(task: Task, own: Part, seed: int) -> State:
-    """The initial model without the private part: the server never holds that."""
-    return split(initial(task, seed), own.__contains__)[1]
-
-
-def init_own(task: Task, own: Part, seed: int) -> State:
-    """The private part of the same initial model, for every client alike."""
-    return under(OWN, split(initial(task, seed), own.__contains__)[0])
-
-
-def join(got: State, private: State) -> State:
-    """A client's whole model."""
-    return {**got, **inside(OWN, private)}
-
-
-def train_jointly(task: Task, own: Part, got: State, private: State, local: Local) -> tuple[Update, State]:
-    """Local epochs on the whole model; the private part stays, the rest is sent."""
-    done = fit(task, join(got, private), local, memory=private)
-    kept, shared = split(done.state, own.__contains__)
-    return Update(shared, local.n, done.metrics), {**under(OWN, kept), **done.memory}
-
-
-def adapt_own(
-    task: Task, own: Part, got: State, private: State, local: Local, epochs: int, lr: float | None = None
-) -> State:
-    """A novel client's private part, trained on top of the shared one, which stands still.
-
-    Training both would pull the private part towards a shared part that the client does not keep.
-    """
-    names = parameters(task, own)
-    if not names:
-        return private
-    done = fit(task, join(got, private), local, names=names, epochs=epochs, lr=lr)
-    return under(OWN, split(done.state, own.__contains__)[0])
-
-
-@lru_cache(maxsize=8)
-def twin(task_model: Any, device: torch.device) -> Workspace:
-    """A second workspace beside the one `fit` uses, for methods that train two models in one loop."""
-    return Workspace(copy.deepcopy(skeleton(task_model)), None, device)
-
-
-@contextmanager
-def aside(work: Workspace, local: Local, purpose: str, count: int) -> Iterator[None]:
-    """Passes beside the main one: it notices them neither in its buffers nor in its random numbers (dropout)."""
-    buffers = clone(work.buffers)
-    with seeded(local.round.seed, "dropout", purpose, local.round.index, local.card.id, count):
-        yield
-    for name, value in buffers.items():
-        work.buffers[name].copy_(value)

@@ -1,4 +1,7 @@
-"""What all commands share: the app, consoles, options, and errors that are one readable paragraph."""
+"""Shared by all commands: the app, consoles, options, errors of one paragraph, and settings as layers of a recipe.
+
+No module of this package imports torch at its top: commands import the rooms they need, so that --help is quick.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import functools
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from pfedgate import __version__
+
+if TYPE_CHECKING:
+    from pfedgate.config.recipe import Recipe
 
 app = typer.Typer(
     help="Personalised federated learning with sparse gates.",
@@ -37,17 +43,17 @@ Settings = Annotated[
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder with local copies of data sets (or set PFEDGATE_DATA).")
 ]
-WIDTH = 120  # of tables that go to a file or a pipe
+WIDTH = 120  # columns of tables that go to a file or a pipe
 
 
 def out() -> Console:
-    """Where results go."""
+    """The console that results go to."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
 
 
 def err() -> Console:
-    """Where progress and errors go."""
+    """The console for progress and errors."""
     return Console(stderr=True)
 
 
@@ -66,22 +72,22 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if kwargs.get("debug"):
                 raise
-            err().print(Text.assemble(("error: ", "bold red"), told(error)), soft_wrap=True)
+            err().print(Text.assemble(("error: ", "bold red"), in_words(error)), soft_wrap=True)
             raise typer.Exit(1) from None
 
     return guarded
 
 
-# What a user can cause: the message says it all. Anything else is ours, so it says what kind it is and what to do.
+# Errors that a user can cause: the message is enough. Any other error is a fault of ours and is shown with its kind.
 EXPECTED = (ValueError, OSError, ImportError, TypeError, KeyError, RuntimeError)
 
 
-def told(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """An error in words.
 
-    >>> told(KeyError("unknown algorithm 'x'"))
+    >>> in_words(KeyError("unknown algorithm 'x'"))
     "unknown algorithm 'x'"
-    >>> told(KeyError("x"))
+    >>> in_words(KeyError("x"))
     'KeyError: x. Run it again with --debug for details.'
     """
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
@@ -104,7 +110,7 @@ def _warnings() -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """End as with Ctrl-C when asked to by a scheduler or `kill`."""
+    """SIGTERM, from a scheduler or `kill`, ends a command as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -118,6 +124,51 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def over(given: Sequence[str] | None, data_dir: Path | None) -> list[Mapping[str, Any]]:
+    """The layers of --data-dir and --set."""
+    from pfedgate.config import recipe as config
+
+    layers = [config.settings(given or [])]
+    return [{"data": {"data_dir": str(data_dir)}}, *layers] if data_dir else layers
+
+
+def of_method(recipe: str | Path | None, over: Sequence[Mapping[str, Any]], method: str) -> Recipe:
+    """The recipe for one method of a comparison; `name:key=value,section.key=value` goes over it alone."""
+    from pfedgate.config import recipe as config
+    from pfedgate.config import toml
+
+    name, _, own = method.partition(":")
+    settings = [text for text in toml.split(own) if text]
+    return config.resolve(recipe, {"algorithm": name}, *over, config.settings(settings, section="algorithm"))
+
+
+def tuned_note(recipe: Path | None, methods: Sequence[str]) -> str:
+    """Which of some methods take settings from the file of tuned settings beside a recipe; empty if none does."""
+    from pfedgate.config import recipe as config
+    from pfedgate.config import toml
+
+    path = None if recipe is None else config.tuned_path(recipe)
+    if path is None or not path.exists():
+        return ""
+    sections = toml.read(path).get("tuned", {}).keys() - toml.read(str(recipe)).get("tuned", {}).keys()
+    names = [name for name in dict.fromkeys(method.partition(":")[0] for method in methods) if name in sections]
+    return f"tuned settings of {', '.join(names)}: {path}" if names else ""
+
+
+def label(method: str) -> str:
+    """A method as the name of a folder.
+
+    >>> label("pfedgate:clients.budget=0.3")
+    'pfedgate-budget=0.3'
+    """
+    from pfedgate.config import toml
+
+    name, _, own = method.partition(":")
+    settings = [text.rpartition("=") for text in toml.split(own) if text]
+    parts = [name, *(f"{key.rpartition('.')[2]}={value}" for key, _, value in settings)]
+    return "-".join("".join(c if c.isalnum() or c in "._=" else "_" for c in part) for part in parts)
 
 
 def _version(wanted: bool) -> None:

@@ -1,23 +1,20 @@
-"""`run`, `resume` and `compare`: everything that trains."""
+"""`run`, `resume` and `compare`: the commands that train, and how they report what was learnt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from pfedgate import experiment
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import label, of_method, over
-from pfedgate.cli.outcome import learnt, table, where
-from pfedgate.config import recipe as config
-from pfedgate.config.recipe import Recipe, RecipeError
-from pfedgate.runs import folder as runfolder
-from pfedgate.runs import trackers
-from pfedgate.runs.folder import Run
-from pfedgate.runs.progress import Progress
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over, tuned_note
+from pfedgate.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from pfedgate.runs.folder import Run
 
 RUNS = Path("runs")
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; by default a new one under runs/.")]
@@ -27,6 +24,17 @@ Track = Annotated[
     typer.Option("--track", metavar="tensorboard|wandb|mlflow", help="Send numbers of rounds there too. May repeat."),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print the resolved recipe as TOML and stop.")]
+# Columns of a report that a terminal has room for.
+SHOWN = {
+    "last round": ("accuracy", "bottom_decile"),
+    "best on validation": ("best_accuracy", "best_bottom_decile"),
+    "after local": ("accuracy_after_local",),
+    "novel": ("novel",),
+    "density": ("density",),
+    "uploaded": ("bytes_up",),
+    "compute": ("flops",),
+    "time": ("seconds",),
+}
 
 
 @app.command()
@@ -42,12 +50,18 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train one method on one data set, as a recipe says."""
-    chosen = config.resolve(recipe, *over(set, data_dir))
+    from pfedgate.config.recipe import resolve
+    from pfedgate.runs import folder as runfolder
+    from pfedgate.runs import trackers
+
+    resolved = resolve(recipe, *over(set, data_dir))
     if show:
-        out().print(chosen.toml(), markup=False, highlight=False, soft_wrap=True, end="")
+        out().print(resolved.toml(), markup=False, highlight=False, soft_wrap=True, end="")
         return
     trackers.check(track or ())
-    folder = runfolder.create(out_dir or runfolder.free(RUNS, _title(chosen)), chosen)
+    _note(recipe, [resolved.algorithm.name])
+    title = f"{resolved.data.name}-{resolved.algorithm.name}"
+    folder = runfolder.create(out_dir or runfolder.free(RUNS, title), resolved)
     _train(folder, track=track)
     _report([folder])
     if report:
@@ -63,13 +77,16 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with what was interrupted; the result is the same, bit for bit, as without the interruption."""
+    from pfedgate.runs import folder as runfolder
+    from pfedgate.runs import trackers
+
     trackers.check(track or ())
     runs = runfolder.load_all(folder)
-    for found in runs:
+    for one in runs:
         if rounds is not None:
-            runfolder.extend(found, rounds)
-        if not found.finished:
-            _train(found, again=folder, track=track)
+            runfolder.extend(one, rounds)
+        if not one.finished:
+            _train(one, again=folder, track=track)
     _report(runs)
 
 
@@ -92,6 +109,9 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Train several methods on the same data and print one table."""
+    from pfedgate.runs import folder as runfolder
+    from pfedgate.runs import trackers
+
     recipes = [name for name in methods if name.endswith(".toml")]
     if len(recipes) > 1:
         raise RecipeError(f"a comparison has one recipe, got {' and '.join(recipes)}")
@@ -99,37 +119,43 @@ def compare(
     if not names:
         raise RecipeError("name the methods to compare, such as: pfedgate compare pfedgate fedavg")
     base, layers = (recipes[0] if recipes else None), over(set, data_dir)
-    plans = {label(name): of_method(base, layers, name) for name in names}
-    if len(plans) < len(names):
+    resolved = {label(name): of_method(base, layers, name) for name in names}
+    if len(resolved) < len(names):
         raise RecipeError(f"the same method twice in {' '.join(names)}")
     trackers.check(track or ())
-    first = next(iter(plans.values()))
+    _note(None if base is None else Path(base), names)
+    first = next(iter(resolved.values()))
     folder = out_dir or runfolder.free(RUNS, f"compare-{first.data.name}")
-    runs = runfolder.create_comparison(folder, plans)
-    for found in runs:
-        _train(found, again=folder, track=track)
+    runs = runfolder.create_comparison(folder, resolved)
+    for one in runs:
+        _train(one, again=folder, track=track)
     _report(runs, folder)
     if report:
         _write_report([folder], folder)
 
 
-def _title(recipe: Recipe) -> str:
-    return f"{recipe.data.name}-{recipe.algorithm.name}"
+def _note(recipe: Path | None, methods: Sequence[str]) -> None:
+    note = tuned_note(recipe, methods)
+    if note:
+        err().print(note, highlight=False, markup=False, soft_wrap=True)
 
 
-def _train(found: Run, again: Path | None = None, track: Sequence[str] | None = None) -> None:
+def _train(run: Run, again: Path | None = None, track: Sequence[str] | None = None) -> None:
     """Run or go on, with progress; Ctrl-C leaves a folder that can be resumed and says so."""
-    recipe = found.recipe
+    from pfedgate import experiment
+    from pfedgate.runs import trackers
+    from pfedgate.runs.progress import Progress
+
+    recipe = run.recipe
     console = err()
-    title = f"{recipe.data.name} · {found.name if again else recipe.algorithm.name}"
+    title = f"{recipe.data.name} · {run.name if again else recipe.algorithm.name}"
     try:
-        with trackers.tracking(track or (), found.path, recipe) as listeners, Progress(title, console) as progress:
-            experiment.resume(found.path, callbacks=[progress, *listeners])
+        with trackers.tracking(track or (), run.path, recipe) as listeners, Progress(title, console) as progress:
+            experiment.resume(run.path, callbacks=[progress, *listeners])
     except KeyboardInterrupt:
-        kept = len(found.metrics)
         console.print(
-            f"\nStopped; {kept} of {recipe.train.rounds} rounds are kept. "
-            f"Go on with: pfedgate resume {again or found.path}",
+            f"\nStopped; {len(run.metrics)} of {recipe.train.rounds} rounds are kept. "
+            f"Go on with: pfedgate resume {again or run.path}",
             highlight=False,
             markup=False,
             soft_wrap=True,
@@ -151,3 +177,73 @@ def _write_report(folders: Sequence[Path], folder: Path) -> None:
 
     path = write(folders, folder / "report.html")[0]
     out().print(f"report: {path.resolve()}", highlight=False, soft_wrap=True)
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """One row per run, as in a report, the best of each column in bold."""
+    from pfedgate.report import tables
+
+    summary = tables.summarise({run.name: tables.numbers(run.summary) for run in runs})
+    at = {column["key"]: index for index, column in enumerate(summary["head"])}
+    groups = {title: [at[key] for key in keys] for title, keys in SHOWN.items() if all(key in at for key in keys)}
+    first = runs[0]
+    view = Table(title=f"{first.recipe.data.name}, {first.recipe.model.name}, {first.summary.get('rounds', 0)} rounds")
+    view.add_column("method", no_wrap=True)
+    for title in groups:
+        view.add_column(title, justify="right")
+    for row in summary["rows"]:
+        cells = [Text(cell["text"], style="bold green" if cell["best"] else "") for cell in row["cells"]]
+        view.add_row(row["name"], *(Text(" / ").join(cells[index] for index in group) for group in groups.values()))
+    view.caption = (
+        "accuracy / bottom decile in % of each client's model after the broadcast, on test data: in the last round and "
+        "in the one that was best on validation data; bold: best of all"
+    )
+    return view
+
+
+def learnt(run: Run) -> Text:
+    """A few sentences about one run."""
+    from pfedgate.runs.progress import clock, percent, scaled, size
+
+    recipe, summary = run.recipe, run.summary
+    lines = [
+        Text.assemble(
+            (f"{recipe.algorithm.name} on {recipe.data.name}", "bold"),
+            f": {summary['rounds']} rounds, {summary.get('clients', 0)} clients, {recipe.model.name}, "
+            f"{clock(summary['seconds'])} of training",
+        )
+    ]
+    if summary.get("accuracy") is not None:
+        lines.append(
+            Text.assemble(
+                "accuracy ",
+                (percent(summary["accuracy"]), "bold"),
+                f", bottom decile {percent(summary['bottom_decile'])}, spread {percent(summary['spread'])}"
+                f" (each client's own model on its test data)",
+            )
+        )
+        if summary.get("best_round") is not None:
+            lines.append(
+                Text(f"best on validation: round {summary['best_round']}, {percent(summary['best_accuracy'])} on test")
+            )
+    if summary.get("accuracy_after_local") is not None:
+        lines.append(Text(f"after a further local epoch: {percent(summary['accuracy_after_local'])}"))
+    if summary.get("novel"):
+        novel = summary["novel"]
+        lines.append(Text(f"{novel['clients']} clients never seen in training: {percent(novel['accuracy'])}"))
+    costs = [f"up {size(summary['bytes_up'])}", f"down {size(summary['bytes_down'])}", scaled(summary["flops"], "FLOP")]
+    if summary.get("density") is not None:
+        costs.insert(0, f"{percent(summary['density'])} of the model used")
+    lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(summary['resident_bytes'])}"))
+    if summary.get("refused"):
+        lines.append(Text(f"{summary['refused']} updates were refused: see metrics.jsonl", style="yellow"))
+    return Text("\n").join(lines)
+
+
+def where(runs: Sequence[Run], folder: Path | None = None) -> Text:
+    """The folders to look into, and the files there."""
+    if len(runs) == 1:
+        path = runs[0].path
+        return Text(f"{path}: metrics.jsonl (rounds), clients.csv (clients), config.toml (to run it again)")
+    head = f"{folder or runs[0].path.parent}: one folder per method, each with metrics.jsonl, clients.csv, config.toml"
+    return Text("\n".join([head, *(f"  {run.path}" for run in runs)]))

@@ -10,10 +10,6 @@ from typing import Annotated
 import typer
 
 from pfedgate.cli.base import Debug, Settings, app, command, err, out
-from pfedgate.deploy import certs as keys
-from pfedgate.deploy import local as fleet
-from pfedgate.deploy import need_flower, template
-from pfedgate.runs import folder as runfolder
 
 group = typer.Typer(help="Run recipes on many machines, over Flower.", no_args_is_help=True)
 app.add_typer(group, name="deploy")
@@ -27,21 +23,25 @@ def init(
     debug: Debug = False,
 ) -> None:
     """Write a small app that `flwr run` accepts: pyproject, recipe, server, client, README."""
-    place = template.write(folder, recipe)
+    from pfedgate.deploy.starter import write_app
+
+    place = write_app(folder, recipe)
     out().print(f"written to {place}: try it with `pfedgate deploy local {place}`", highlight=False, soft_wrap=True)
 
 
 @group.command("certs")
 @command
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where to write; what is there already is kept.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write; existing files are kept.")],
     host: Annotated[list[str] | None, typer.Option("--host", help="Name or address of the server. Repeat it.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", help="Key pairs for so many nodes.")] = 3,
-    days: Annotated[int, typer.Option("--days", help="How long the server's certificate is valid.")] = keys.DAYS,
+    days: Annotated[int, typer.Option("--days", help="How long the server's certificate is valid.")] = 365,
     debug: Debug = False,
 ) -> None:
     """Make a certificate authority, the server's certificate and a key pair for every node."""
-    place = keys.make(folder, hosts=host or ("127.0.0.1", "localhost"), nodes=nodes, days=days)
+    from pfedgate.deploy.starter import make_keys
+
+    place = make_keys(folder, hosts=host or ("127.0.0.1", "localhost"), nodes=nodes, days=days)
     files = ", ".join(sorted(path.name for path in place.iterdir()))
     out().print(f"{place}: {files}. ca.key and private keys are secrets.", highlight=False, soft_wrap=True)
 
@@ -63,7 +63,12 @@ def local(
     debug: Debug = False,
 ) -> None:
     """Start a server and nodes on this machine, run, show what they say, and stop everything again."""
-    need_flower()
+    from pfedgate.deploy import need_flower
+
+    need_flower("psutil", "trustme")
+    from pfedgate.deploy import local as fleet
+    from pfedgate.runs import folder as runfolder
+
     simulate = {"num-cpus": cpus, "num-gpus": gpus} if ray else None
     place = folder or runfolder.free("runs", "deployed")
     with tempfile.TemporaryDirectory(prefix="pfedgate-fleet-") as work:
@@ -81,5 +86,5 @@ def local(
             for line in lines:
                 err().print(line, highlight=False, markup=False, soft_wrap=True)
     summary = runfolder.load(place).summary
-    told = f", accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else ""
-    out().print(f"{place}: {summary.get('rounds', 0)} rounds{told}", highlight=False, soft_wrap=True)
+    accuracy = f", accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else ""
+    out().print(f"{place}: {summary.get('rounds', 0)} rounds{accuracy}", highlight=False, soft_wrap=True)

@@ -9,12 +9,10 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import over
-from pfedgate.runs.progress import Steps, size
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, over
 
 if TYPE_CHECKING:
-    from pfedgate.studies import Cells, Order, Study
+    from pfedgate.studies import Campaign, Study, Sweep
 
 SCALES = "tiny|small|paper"
 
@@ -51,10 +49,10 @@ def reproduce(
     recipes: Annotated[
         Path | None, typer.Option("--recipes", help="Folder of the recipes with the tuned settings.")
     ] = None,
-    any_code: Annotated[
-        bool, typer.Option("--any-code", help="Take cells that another version of the code has finished.")
+    any_version: Annotated[
+        bool, typer.Option("--any-version", "--any-code", help="Take cells that hold another version of the results.")
     ] = False,
-    pages: Annotated[bool, typer.Option("--pages", help="Train nothing, write the pages of what is there.")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="Train nothing, write the pages of finished cells.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before days of work (--scale paper).")] = False,
     data_dir: DataDir = None,
@@ -66,23 +64,22 @@ def reproduce(
     """
     from pfedgate import studies
     from pfedgate.engine.workers import cores
-    from pfedgate.studies import Order, scales
+    from pfedgate.runs.progress import Steps
 
     if not names:
         out().print(_list())
         return
-    chosen = [studies.get(name) for name in (studies.names() if "all" in names else dict.fromkeys(names))]
-    chosen = studies.meant(chosen, names, scales.get(scale))
+    declared = studies.select(names, studies.scale_of(scale))
     layers = [*over(set, data_dir), *([{"train": {"rounds": rounds}}] if rounds else [])]
     layers = [layer for layer in layers if layer]
-    order = Order(scales.get(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_code, cells)
-    order.workers = workers or cores()
-    console = err()
+    console, workers = err(), workers or cores()
     if pages and cells:
         raise ValueError("--cells runs some cells and writes no pages, --pages the other way round: give one of them")
     if estimate or (scale == "paper" and not pages):
-        told = _estimate(chosen, order)
-        out().print(told, highlight=False, soft_wrap=True)
+        campaign = studies.Campaign(
+            studies.scale_of(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_version, cells, workers
+        )
+        out().print(_estimate(declared, campaign), highlight=False, soft_wrap=True)
         if estimate or not (yes or typer.confirm("Start?", err=True)):
             return
     usual = not (set or rounds or recipes)  # trials of other settings must not replace what documentation shows
@@ -90,14 +87,14 @@ def reproduce(
         results = Path("docs/results")
     with Steps(f"reproduce {scale}", "cell", console) as steps:
 
-        def watch(host: Cells, told: str | None) -> None:
-            steps.at(host.done, host.total, told, share=host.share)
+        def watch(sweep: Sweep, label: str | None) -> None:
+            steps.at(sweep.done, sweep.total, label, share=sweep.share)
 
         try:
             written = studies.reproduce(
-                [study.name for study in chosen], scale=scale, out=out_dir, results=results, worlds=order.worlds,
-                part=cells, workers=order.workers, over=layers, recipes=recipes, any_code=any_code, only_pages=pages,
-                watch=watch,
+                [study.name for study in declared], scale=scale, out=out_dir, results=results, worlds=data or (),
+                part=cells, workers=workers, over=layers, recipes=recipes, any_version=any_version,
+                only_pages=pages, watch=watch,
             )  # fmt: skip
         except KeyboardInterrupt:
             console.print("\nStopped; what is done is kept. The same command goes on.", highlight=False)
@@ -111,26 +108,25 @@ def reproduce(
 
 def _list() -> Table:
     from pfedgate import studies
-    from pfedgate.studies import scales
 
     caption = f"pfedgate reproduce STUDY... --scale {SCALES}; all: every one of them, but for those with a note"
     view = Table(title="studies", caption=caption)
     for title in ("name", "what it shows", "methods", "data", "note"):
         view.add_column(title)
     for study in studies.STUDIES:
-        known = ", ".join(dict.fromkeys(column.title for column in study.columns))
-        long = [scale.name for scale in scales.SCALES.values() if study.name in scale.not_in_all]
+        data = ", ".join(dict.fromkeys(column.title for column in study.columns))
+        long = [scale.name for scale in studies.SCALES.values() if study.name in scale.not_in_all]
         note = f"too long for all at scale {', '.join(long)}" if long else ""
-        view.add_row(study.name, study.title, str(len(study.rows) or "-"), known or "measured", note)
+        view.add_row(study.name, study.title, str(len(study.rows) or "-"), data or "measured", note)
     return view
 
 
-def _estimate(chosen: list[Study], order: Order) -> str:
-    from pfedgate.studies.estimate import estimate, long, repeats
-    from pfedgate.studies.schedule import select
+def _estimate(declared: list[Study], campaign: Campaign) -> str:
+    from pfedgate.runs.progress import size
+    from pfedgate.studies.sweep import estimate, long
 
-    found = estimate(select(repeats(order, chosen), order.part), order)
+    ahead = estimate(declared, campaign)
     return (
-        f"{found.cells} cells to run, about {long(found.seconds)} with {order.workers} at a "
-        f"time, {size(found.kept)} on disk ({size(found.peak)} while it runs). Split it with --cells 1/4, 2/4, …"
+        f"{ahead.cells} cells to run, about {long(ahead.seconds)} with {campaign.workers} at a "
+        f"time, {size(ahead.disk)} on disk ({size(ahead.peak)} while it runs). Split it with --cells 1/4, 2/4, …"
     )

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from pfedgate import tune as tuning
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out
-from pfedgate.cli.layers import label, of_method, over
-from pfedgate.config import toml
-from pfedgate.config.recipe import Recipe, RecipeError
-from pfedgate.engine.store import write_atomically
-from pfedgate.runs.environment import environment
-from pfedgate.runs.progress import Steps, clock, percent
-from pfedgate.tune.search import Search
-from pfedgate.tune.space import Axis, axis, checked
-from pfedgate.tune.trials import COMPLETE, PRUNED
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over
+from pfedgate.core.errors import RecipeError
 
-MOST_ROWS = 12  # of a table of trials; all of them are in trials.jsonl
+if TYPE_CHECKING:
+    from pfedgate.config.recipe import Recipe
+    from pfedgate.runs.progress import Steps
+    from pfedgate.tune.search import Search
+    from pfedgate.tune.space import Axis
+
+MOST_ROWS = 12  # of a table of trials; the journal has all of them
 
 
 @app.command()
@@ -61,66 +57,75 @@ def tune(
     out_dir: Annotated[Path, typer.Option("--out", help="Folder of the search; the same again goes on.")] = Path(
         "runs/tune"
     ),
-    write: Annotated[bool, typer.Option("--write", help="Write the best into the recipe itself.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the best beside the recipe: NAME.tuned.toml.")] = False,
     data_dir: DataDir = None,
     debug: Debug = False,
 ) -> None:
-    """Search settings of methods on validation data; the best go into a copy of the recipe, as \\[tuned.METHOD].
+    """Search settings of methods on validation data; the best go beside a copy of the recipe, as \\[tuned.METHOD].
 
     Finished trials are kept: after an interruption the same command goes on.
     """
+    from pfedgate import tune as tuning
+    from pfedgate.runs.progress import Steps
+    from pfedgate.tune import tuned
+    from pfedgate.tune.space import checked
+
     params = dict(map(_param, param or []))
     layers = over(set, data_dir)
-    plans = {label(method): of_method(recipe, layers, method) for method in methods}
-    _check(methods, plans, recipe, write)
-    checked(params, list(plans.values()))
-    found: list[Search] = []
+    recipes = {label(method): of_method(recipe, layers, method) for method in methods}
+    _check(methods, recipes, recipe, write)
+    checked(params, list(recipes.values()))
+    searches: list[Search] = []
     console = err()
-    for method, (name, plan) in zip(methods, plans.items(), strict=True):
-        with Steps(f"tune {plan.data.name} · {name}", "trial", console) as steps:
+    for method, (name, resolved) in zip(methods, recipes.items(), strict=True):
+        with Steps(f"tune {resolved.data.name} · {name}", "trial", console) as steps:
             try:
-                done = tuning.tune(
-                    recipe=plan, trials=trials, rounds=rounds, search=search, prune=prune, workers=workers,
+                search_of = tuning.tune(
+                    recipe=resolved, trials=trials, rounds=rounds, search=search, prune=prune, workers=workers,
                     params=params, seed=seed, out=out_dir, label=name, watch=_watch(steps),
                 )  # fmt: skip
             except KeyboardInterrupt:
                 console.print("\nStopped; finished trials are kept. The same command goes on.", highlight=False)
                 raise typer.Exit(130) from None
-        found.append(done)
-        out().print(_trials(done))
-        # What was set for the search alone is no part of the recipe, so it is said beside what was found.
-        target = _keep(done, recipe, out_dir, write, [*(set or ()), *filter(None, [method.partition(":")[2]])])
-    if len(found) > 1:
-        out().print(_methods(found))
+        searches.append(search_of)
+        out().print(_trials(search_of))
+        given = [*(set or ()), *filter(None, [method.partition(":")[2]])]
+        target = tuned.write(search_of, recipe, out_dir, beside=write, given=given)
+    if len(searches) > 1:
+        out().print(_methods(searches))
     out().print(
-        f"{out_dir}: METHOD/trials.jsonl (every trial); the best settings are in {target}",
+        f"{out_dir}: METHOD/journal.log (every trial); the best settings are in {target}",
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
 
 
 def _param(text: str) -> tuple[str, Axis]:
+    from pfedgate.tune.space import axis
+
     name, equals, values = text.partition("=")
     if not equals or "." not in name:
         raise RecipeError(f"{text!r}: --param is written section.key=values, such as train.lr=0.02,0.05,0.1")
     return name.strip(), axis(values.strip())
 
 
-def _check(methods: Sequence[str], plans: dict[str, Recipe], recipe: Path | None, write: bool) -> None:
-    names = [plan.algorithm.name for plan in plans.values()]
-    if len(plans) < len(methods):
+def _check(methods: Sequence[str], recipes: dict[str, Recipe], path: Path | None, write: bool) -> None:
+    from pfedgate.tune import tuned
+
+    names = [recipe.algorithm.name for recipe in recipes.values()]
+    if len(recipes) < len(methods):
         raise RecipeError(f"the same method twice in {' '.join(methods)}")
-    if len(set(names)) < len(names):
+    if len({*names}) < len(names):
         raise RecipeError(
             "a recipe has one section [tuned.…] for an algorithm: tune its variants with a recipe or --out each"
         )
-    if write and recipe is None:
-        raise RecipeError("--write needs a --recipe to write into")
-    text = "" if recipe is None else recipe.read_text(encoding="utf-8")
-    for name in names:  # what cannot be written into is better told before hours of search
-        tuning.with_tuned(text, name, {"train.lr": 0.1})
+    if write and path is None:
+        raise RecipeError("--write needs a --recipe to write beside")
+    tuned.check(path, names)  # An error is better raised before hours of search.
 
 
 def _watch(steps: Steps) -> Any:
+    from pfedgate.runs.progress import percent
+
     def tell(search: Search) -> None:
         best = search.best
         steps.at(
@@ -133,25 +138,31 @@ def _watch(steps: Steps) -> Any:
 
 
 def _words(params: dict[str, Any]) -> str:
+    from pfedgate.config import toml
+
     return ", ".join(f"{name.partition('.')[2]}={toml.dump(value)}" for name, value in params.items())
 
 
 def _trials(search: Search) -> Table:
-    recipe = search.plan.recipe
-    view = Table(title=f"{search.plan.label} on {recipe.data.name}, {recipe.train.rounds} rounds")
+    from pfedgate.config import toml
+    from pfedgate.runs.progress import clock, percent
+    from pfedgate.tune.search import COMPLETE
+
+    recipe = search.spec.recipe
+    view = Table(title=f"{search.spec.label} on {recipe.data.name}, {recipe.train.rounds} rounds")
     view.add_column("trial", justify="right")
-    for name in search.plan.space:
+    for name in search.spec.space:
         view.add_column(name, justify="right", overflow="fold")
     for title in ("validation", "at round", "time"):
         view.add_column(title, justify="right")
     view.add_column("state")
-    ranked = sorted(search.trials, key=lambda t: (t.state != COMPLETE, -(t.value or 0.0), t.trial))
+    ranked = sorted(search.trials, key=lambda t: (t.state != COMPLETE, -(t.value or 0.0), t.slot))
     for trial in ranked[:MOST_ROWS]:
-        won = search.best is not None and trial.trial == search.best.trial
-        cells = [toml.dump(trial.params[name]) for name in search.plan.space]
-        told = trial.state if not trial.error else f"{trial.state}: {trial.error[:60]}"
+        won = search.best is not None and trial.slot == search.best.slot
+        cells = [toml.dump(trial.params[name]) for name in search.spec.space]
+        state = trial.state if not trial.error else f"{trial.state}: {trial.error[:60]}"
         view.add_row(
-            str(trial.trial), *cells, percent(trial.value), str(trial.best_round or "-"), clock(trial.seconds), told,
+            str(trial.slot), *cells, percent(trial.value), str(trial.best_round or "-"), clock(trial.seconds), state,
             style="bold green" if won else "",
         )  # fmt: skip
     hidden = len(ranked) - MOST_ROWS
@@ -161,37 +172,20 @@ def _trials(search: Search) -> Table:
     return view
 
 
-def _methods(found: Sequence[Search]) -> Table:
+def _methods(searches: Sequence[Search]) -> Table:
+    from pfedgate.runs.progress import clock, percent
+    from pfedgate.tune.search import PRUNED
+
     view = Table(title="the best of each method, on validation data")
     for title in ("method", "validation", "settings", "trials", "ended early", "time"):
         view.add_column(title, justify="left" if title in ("method", "settings") else "right")
-    ranked = sorted(found, key=lambda s: -((s.best.value or 0.0) if s.best else 0.0))
+    ranked = sorted(searches, key=lambda s: -((s.best.value or 0.0) if s.best else 0.0))
     for search in ranked:
         best = search.best
         assert best is not None
         view.add_row(
-            search.plan.label, percent(best.value), _words(best.params), str(len(search.trials)),
+            search.spec.label, percent(best.value), _words(best.params), str(len(search.trials)),
             str(sum(trial.state == PRUNED for trial in search.trials)),
             clock(sum(trial.seconds for trial in search.trials)),
         )  # fmt: skip
     return view
-
-
-def _keep(search: Search, recipe: Path | None, folder: Path, write: bool, given: Sequence[str]) -> Path:
-    """The best settings into the recipe, or into its copy in the folder."""
-    best = search.best
-    assert best is not None
-    copy = folder / (recipe.name if recipe is not None else "tuned.toml")
-    target = recipe if write and recipe is not None else copy
-    source = target if target.exists() else recipe
-    text = source.read_text(encoding="utf-8") if source is not None else ""
-    plan = search.plan
-    commit = (environment()["commit"] or "")[:12]
-    note = (
-        f"{percent(best.value)} on validation, the best of {len(search.trials)} trials of "
-        f"{plan.recipe.train.rounds} rounds ({plan.search}), {time.strftime('%Y-%m-%d')}"
-        + (f", with {' '.join(given)}" if given else "")
-    ) + (f", commit {commit}" if commit else "")
-    fresh = tuning.with_tuned(text, plan.recipe.algorithm.name, best.params, note)
-    write_atomically(target, fresh.encode())
-    return target

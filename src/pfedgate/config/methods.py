@@ -1,46 +1,34 @@
-"""What every registered algorithm is and costs: for `pfedgate algorithms` and for docs/algorithms.md.
+"""The table of algorithms: what each one is and what a round of it costs.
 
     methods()            all algorithms: paper, what is shared, what is private, options, costs
     rows(methods())      the same as lines of a table
-    markdown(methods())  the same as a page; `python -m pfedgate.config.methods docs/algorithms.md` writes it
+    markdown(methods())  the same as a page, docs/algorithms.md
 
-Costs are measured, not typed in: a few rounds of every algorithm on a small made-up federation, of which the last is
-counted (the first ones may differ: a warm-up, a model that is sent once) and divided by FedAvg's. Bytes are those of
-real messages, compute is the clients' floating-point operations in training.
+Costs lie in `costs.json`, which ships with the package. `scripts/measure_methods.py` measures them and writes that file
+and the page.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import sys
-import warnings
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from pathlib import Path
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from importlib import resources
 from typing import Any
-
-import numpy as np
-import torch
 
 from pfedgate import algorithms
 from pfedgate.config import toml
-from pfedgate.config.catalogue import options_of
-from pfedgate.config.options import Option
-from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.types import Optim, Task
-from pfedgate.data import from_arrays
-from pfedgate.engine import server as engine
-from pfedgate.models import build
+from pfedgate.config.options import Option, options_of
 
-BUDGET = 0.5  # of the clients that are measured: what sparse methods save depends on it
+BUDGET = 0.5  # budget of the measured clients: the savings of sparse methods depend on it
 ROUNDS, CLIENTS, SAMPLES = 4, 3, 100
 COLUMNS = ("name", "shares", "keeps private", "down", "up", "compute", "hyper-parameters", "paper")
 
 HEAD = f"""# Algorithms
 
-<!-- written by `python -m pfedgate.config.methods docs/algorithms.md`; do not edit -->
+<!-- written by `python scripts/measure_methods.py`; do not edit -->
 
 `pfedgate run --set algorithm.name=ditto --set algorithm.lam=0.5` trains one of these, and so does a recipe with the
 same in its section `[algorithm]`. To add one, see [Add an algorithm](how-to/add-an-algorithm.md).
@@ -57,7 +45,7 @@ nearest neighbours) or on the server (pFedHN) comes on top.
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round costs relative to FedAvg."""
+    """A round's costs as multiples of FedAvg's."""
 
     down: float  # bytes to clients
     up: float  # bytes from clients
@@ -66,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Method:
-    """One algorithm."""
+    """One line of the table of algorithms."""
 
     name: str
     what: str
@@ -74,22 +62,22 @@ class Method:
     shares: str
     keeps: str
     options: Mapping[str, Option]
-    grid: Mapping[str, Sequence[Any]]  # what the paper searched, by option
+    grid: Mapping[str, Sequence[Any]]  # values that the paper searched, by option
     about: str  # the module's own words: departures, ambiguities
-    cost: Cost | None = None
+    cost: Cost | None  # None for an algorithm from outside the package, which nobody has measured
 
 
-def methods(names: Sequence[str] | None = None, *, measure: bool = True) -> list[Method]:
-    """All algorithms, sorted by name, or these; `measure=False` leaves their costs out, which take seconds.
+def methods(names: Sequence[str] | None = None) -> list[Method]:
+    """All algorithms, sorted by name, or these.
 
-    >>> ditto = next(method for method in methods(measure=False) if method.name == "ditto")
-    >>> ditto.keeps, ditto.options["lam"].default, ditto.grid["lam"]
-    ('a whole model of its own', 0.1, (0.05, 0.1, 0.5, 0.8))
+    >>> (ditto,) = methods(["ditto"])
+    >>> ditto.keeps, ditto.options["lam"].default, ditto.grid["lam"], ditto.cost.compute
+    ('a whole model of its own', 0.1, (0.05, 0.1, 0.5, 0.8), 2.0)
     """
-    return [_method(name, measured(name) if measure else None) for name in names or algorithms.names()]
+    return [_method(name) for name in names or algorithms.names()]
 
 
-def _method(name: str, cost: Cost | None) -> Method:
+def _method(name: str) -> Method:
     kind = algorithms.get(name)
     module = inspect.getmodule(kind)
     return Method(
@@ -101,70 +89,57 @@ def _method(name: str, cost: Cost | None) -> Method:
         options_of("algorithm", name),
         kind.grid,
         inspect.cleandoc((module and module.__doc__) or ""),
-        cost,
+        cost_of(name),
     )
 
 
-@lru_cache(maxsize=64)
-def measured(name: str) -> Cost:
-    """Costs of an algorithm with its default options, every client at a budget of one half."""
-    mine, fedavg = _last_round(name), _last_round("fedavg")
-    return Cost(*(mine.get(key, 0.0) / fedavg[key] for key in ("bytes_down", "bytes_up", "flops")))
+@lru_cache(maxsize=1)
+def shipped() -> dict[str, dict[str, float]]:
+    """The last round's bytes and operations of every algorithm, as they were measured."""
+    text = resources.files("pfedgate.config").joinpath("costs.json").read_text(encoding="utf-8")
+    measured: dict[str, dict[str, float]] = json.loads(text)
+    return measured
 
 
-@lru_cache(maxsize=64)
-def _last_round(name: str) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    total = CLIENTS * SAMPLES
-    x = rng.integers(0, 256, (total, 8, 8, 1), dtype=np.uint8)
-    federation = from_arrays(x, rng.integers(0, 10, total), owners=np.arange(total) % CLIENTS, val=False)
-    task = Task(
-        partial(build, "cnn_digits", (1, 8, 8), 10),
-        optim=Optim(lr=0.01),
-        batch=20,
-        example=torch.zeros(4, 1, 8, 8),
-    )
-    options = engine.Options(rounds=ROUNDS, evaluate_every=0, novel=False, budget=BUDGET, stack=0, device="cpu")
-    kind: type[Algorithm] = algorithms.get(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return dict(engine.run(kind(task), federation, options).history[-1])
+def cost_of(name: str) -> Cost | None:
+    """The measured costs of an algorithm with default options at a budget of one half, or None.
+
+    >>> cost_of("fedavg")
+    Cost(down=1.0, up=1.0, compute=1.0)
+    """
+    if (own := shipped().get(name)) is None:
+        return None
+    return Cost(*(own[key] / value for key, value in shipped()["fedavg"].items()))
 
 
-def rows(found: Sequence[Method]) -> list[tuple[str, ...]]:
+def rows(listed: Sequence[Method]) -> list[tuple[str, ...]]:
     """Lines of a table whose columns are `COLUMNS`."""
-    return [(m.name, m.shares, m.keeps, *cells(m.cost), ", ".join(m.options) or "-", m.paper) for m in found]
+    return [(m.name, m.shares, m.keeps, *cells(m.cost), _groups(m), m.paper) for m in listed]
+
+
+def _groups(method: Method) -> str:
+    """The options in a line; fields of one option count as one: gate."""
+    return ", ".join(dict.fromkeys(name.partition(".")[0] for name in method.options)) or "-"
 
 
 def cells(cost: Cost | None) -> tuple[str, ...]:
     """Down, up and compute as text."""
     if cost is None:
         return ("-",) * 3
-    return tuple("0" if not v else f"×{v:.2f}" if v >= 0.1 else f"×{v:.2g}" for v in dataclasses.astuple(cost))
+    return tuple("0" if not v else f"×{v:.2f}" if v >= 0.1 else f"×{v:.2g}" for v in astuple(cost))
 
 
-def markdown(found: Sequence[Method]) -> str:
+def markdown(listed: Sequence[Method]) -> str:
     """A page: a table of all, then a section for each."""
     lines = HEAD.splitlines()
-    for m in found:
+    for m in listed:
         lines.append(f"| [{m.name}](#{m.name}) | {m.shares} | {m.keeps} | {' | '.join(cells(m.cost))} |")
-    for m in found:
+    for m in listed:
         lines += ["", f"## {m.name}", "", m.about]
         if m.options:
             lines += ["", "| option | default | why | the paper's values |", "|---|---|---|---|"]
         for option in m.options.values():
-            tried = ", ".join(_text(value) for value in m.grid.get(option.name, ()))
-            lines.append(f"| `{option.name}` | `{_text(option.default)}` | {_safe(option.why)} | {tried} |")
+            tried, why = m.grid.get(option.name, ()), option.why.replace("|", "\\|")
+            values = ", ".join(map(toml.dump, tried))
+            lines.append(f"| `{option.name}` | `{toml.dump(option.default)}` | {why} | {values} |")
     return "\n".join(lines) + "\n"
-
-
-def _text(value: Any) -> str:
-    return toml.dump(value)
-
-
-def _safe(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1] if len(sys.argv) > 1 else "docs/algorithms.md").write_text(markdown(methods()), encoding="utf-8")

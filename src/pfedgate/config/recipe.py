@@ -2,32 +2,53 @@
 
     [data]       name, and the options of that data set (clients, alpha, partition, samples, …)
     [model]      name, and the options of that model
-    [algorithm]  name, and the hyper-parameters of that algorithm
+    [algorithm]  name, and the hyper-parameters of that algorithm; [algorithm.gate] those of pFedGate's gate
     [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `sections`
-    [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1
+    [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1;
+                    also in NAME.tuned.toml beside the recipe, which `pfedgate tune --write` writes
 
 Later layers go over earlier ones: defaults, what fits the data set, the recipe, its [tuned.…], then each setting. An
-unknown section or key is an error that names the nearest; so is a value of the wrong type.
+unknown section or key is an error that names the nearest; so is a value of the wrong type. Keys of earlier versions are
+read and said.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pfedgate import algorithms
-from pfedgate.config import options as schema
 from pfedgate.config import toml
-from pfedgate.config.catalogue import FIXED, GIVEN, NAMED, SECTIONS, options_of, usual
-from pfedgate.config.options import REQUIRED, Option, RecipeError
-from pfedgate.config.sections import DEVICES, FITTING, NETWORKS, Clients, Deploy, Evaluate, Session, Train
-from pfedgate.core.errors import unknown
-from pfedgate.core.schedule import Schedule
-from pfedgate.core.types import Optim
+from pfedgate.config.options import (
+    FIXED,
+    GIVEN,
+    NAMED,
+    REQUIRED,
+    SECTIONS,
+    Option,
+    convert,
+    options_of,
+    settle,
+    usual,
+)
+from pfedgate.config.sections import (
+    DEVICES,
+    FITTING,
+    GONE,
+    NETWORKS,
+    RENAMED,
+    Clients,
+    Deploy,
+    Evaluate,
+    Session,
+    Train,
+)
+from pfedgate.core.errors import RecipeError, unknown
+from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 
 __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
@@ -35,7 +56,7 @@ __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "reso
 Tables = dict[str, dict[str, Any]]
 Layer = Mapping[str, Any]
 
-PLACES = ("data_dir", "cache_dir", "source")  # of [data]: where it lies, not what it is
+PLACES = ("data_dir", "cache_dir", "source")  # keys of [data] that say where it lies, not what it is
 
 START: Tables = {"data": {"name": "digits"}, "model": {"name": "auto"}, "algorithm": {"name": "pfedgate"}}
 
@@ -64,7 +85,7 @@ class Recipe:
     def optim(self) -> Optim:
         """The client optimiser."""
         t = self.train
-        return Optim(t.optimiser, t.lr, t.momentum, t.weight_decay, t.betas, t.eps, t.clip, t.persist_momentum)
+        return Optim(t.optimiser, t.lr, t.momentum, t.weight_decay, t.betas, t.eps, t.clip)
 
     def schedule(self) -> Schedule:
         """The learning rate over rounds."""
@@ -90,41 +111,44 @@ class Recipe:
 
     def tables(self) -> Tables:
         """Plain values, section by section; options that are None are left out, and [deploy] if it says nothing."""
-        found: Tables = {}
+        tables: Tables = {}
         for section in SECTIONS if self.deploy != Deploy() else SECTIONS[:-1]:
             part = getattr(self, section)
-            plain = {"name": part.name, **part.options} if isinstance(part, Named) else _fields(part)
-            known = options_of(section, plain.get("name", ""))
+            plain = {"name": part.name, **part.options} if isinstance(part, Named) else dict(vars(part))
+            options = options_of(section, plain.get("name", ""))
             # None need not be said where it is the default, and must be where it is not.
-            found[section] = {
-                name: value for name, value in plain.items() if value is not None or _default(known, name) is not None
+            tables[section] = {
+                key: value
+                for key, value in plain.items()
+                if value is not None or (key in options and options[key].default is not None)
             }
-        return found
+        return tables
 
     def toml(self, *, comments: bool = True) -> str:
         """The recipe as TOML, every key with the reason of its default."""
         lines: list[str] = []
         for section, values in self.tables().items():
-            known = options_of(section, values.get("name", ""))
+            options, table = options_of(section, values.get("name", "")), section
             lines.append(f"[{section}]")
-            for name in dict.fromkeys([*values, *known]):
-                why = known[name].why if name in known else ""
-                if name in values:
-                    if name in known and values[name] != known[name].default and known[name].default is not REQUIRED:
-                        why = f"[default {toml.dump(known[name].default)}] {why}".rstrip()
-                    lines.append(f"{name} = {toml.dump(values[name])}" + (f"  # {why}" if why and comments else ""))
-                elif comments:
-                    lines.append(f"# {name}" + (f": {why}" if why else ""))
+            # Dotted keys come last, under a header of their own: [algorithm.gate].
+            for name in sorted(dict.fromkeys([*values, *options]), key=lambda name: "." in name):
+                inner, _, key = name.rpartition(".")
+                if inner and table != f"{section}.{inner}":
+                    table = f"{section}.{inner}"
+                    lines += ["", f"[{table}]"]
+                lines += _line(key, values.get(name, REQUIRED), options.get(name), comments)
             lines.append("")
         return "\n".join(lines)
 
 
-def _fields(part: Any) -> dict[str, Any]:
-    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-
-
-def _default(known: Mapping[str, Option], name: str) -> Any:
-    return known[name].default if name in known else ""
+def _line(key: str, value: Any, option: Option | None, comments: bool) -> list[str]:
+    """One key as TOML with its reason; a key without a value is a comment."""
+    why = option.why if option is not None else ""
+    if value is REQUIRED:
+        return [f"# {key}" + (f": {why}" if why else "")] if comments else []
+    if option is not None and value != option.default and option.default is not REQUIRED:
+        why = f"[default {toml.dump(option.default)}] {why}".rstrip()
+    return [f"{key} = {toml.dump(value)}" + (f"  # {why}" if why and comments else "")]
 
 
 def settings(given: Sequence[str], section: str = "") -> Layer:
@@ -148,13 +172,14 @@ def settings(given: Sequence[str], section: str = "") -> Layer:
 
 
 def _homeless(key: str) -> str:
-    places = [s for s in SECTIONS if key in _known(s)]
+    places = [section for section in SECTIONS if key in _first_options(section)]
     if not places:
         return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
     return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in places)
 
 
-def _known(section: str) -> dict[str, Option]:
+def _first_options(section: str) -> dict[str, Option]:
+    """The options of a section when no layer says anything."""
     return options_of(section, START.get(section, {}).get("name", ""))
 
 
@@ -166,10 +191,10 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
     ('fedavg', 3, 'cnn_digits')
     >>> resolve({"train": {"lrr": 1}})
     Traceback (most recent call last):
-    pfedgate.config.options.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
+    pfedgate.core.errors.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
     """
-    read = [toml.read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
-    stack = [_spread(layer) for layer in read]
+    tables = [read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
+    stack = [_spread(table) for table in tables]
     names = _names(stack)
     merged: Tables = {section: {} for section in SECTIONS}
     named = {section: table["name"] for section, table in START.items()}
@@ -180,10 +205,27 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
             # Options of a model or algorithm that is not used in the end mean nothing, or something else, to the one
             # that is. Data keeps them: how to share samples out is a question of its own.
             if section not in ("model", "algorithm") or named[section] == names[section]:
-                merged[section].update(table)
+                merged[section].update(_current(table, section, names))
         for section, table in _tuned(layer, names["algorithm"]).items():
-            merged[section].update(table)
+            merged[section].update(_current(table, section, names))
     return _checked(merged)
+
+
+def tuned_path(recipe: str | Path) -> Path:
+    """The file beside a recipe that `pfedgate tune --write` writes.
+
+    >>> tuned_path("recipes/mine.toml").name
+    'mine.tuned.toml'
+    """
+    return Path(recipe).with_suffix(".tuned.toml")
+
+
+def read(path: str | Path) -> Layer:
+    """A recipe's file, and the tuned settings beside it of methods for which it has no [tuned.METHOD] itself."""
+    tables, beside = toml.read(path), tuned_path(path)
+    if beside.exists():
+        tables["tuned"] = {**toml.read(beside).get("tuned", {}), **tables.get("tuned", {})}
+    return tables
 
 
 def _tuned(layer: Tables, name: str) -> Tables:
@@ -212,13 +254,39 @@ def _spread(layer: Layer) -> Tables:
     return tables
 
 
+def _current(table: Layer, section: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """A section under today's names: inner tables as dotted keys, keys of earlier versions renamed, and said."""
+    place = f"{section}.{names[section]}" if section in names else section
+    options = options_of(section, names[section]) if section == "algorithm" and table else {}
+    inner = {key.partition(".")[0] for key in options if "." in key}
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in inner and not isinstance(value, Mapping):
+            raise RecipeError(f"{section}.{key} is a table of settings, got {value!r}")
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if key in inner else {key: value}
+    names_now, gone, notes = RENAMED.get(place, {}), GONE.get(place, {}), []
+    current: dict[str, Any] = {}
+    for key, value in flat.items():
+        if key in gone:
+            default, reason = gone[key]
+            if (list(value) if isinstance(value, tuple) else value) != default:
+                raise RecipeError(f"{section}.{key} = {toml.dump(value)} is no longer possible: {reason}")
+            notes.append(f"{key} is gone")
+        else:
+            current[names_now.get(key, key)] = value
+            notes += [f"{key} is {names_now[key]} now"] if key in names_now else []
+    if notes:
+        warnings.warn(f"[{section}] is of an earlier version: {', '.join(notes)}", stacklevel=3)
+    return current
+
+
 def _names(stack: Sequence[Tables]) -> dict[str, str]:
     """The names that hold in the end; they decide what else applies."""
     names = {section: str(START[section]["name"]) for section in NAMED}
     for layer in stack:
         for section in NAMED:
             name = layer.get(section, {}).get("name", names[section])
-            names[section] = schema.convert(name, str, f"{section}.name")
+            names[section] = convert(name, str, f"{section}.name")
     for name in (name for layer in stack for name in layer.get("tuned", {})):
         if name not in algorithms.names():  # a misspelt one would never apply
             raise RecipeError(f"[tuned.{name}] {unknown('algorithm', name, algorithms.names())}")
@@ -228,19 +296,18 @@ def _names(stack: Sequence[Tables]) -> dict[str, str]:
 def _checked(tables: Tables) -> Recipe:
     parts: dict[str, Any] = {}
     for section in NAMED:
-        given = dict(tables[section])
-        name = given.pop("name")
+        table = dict(tables[section])
+        name = table.pop("name")
         if section == "model" and name == "auto":
             name = NETWORKS.get(tables["data"]["name"], "mlp")
-        known = options_of(section, name)
-        values = _settle(given, known, section)
-        options = {key: values.get(key, option.default) for key, option in known.items()}
+        options = options_of(section, name)
+        values = {key: option.default for key, option in options.items()} | _settle(table, options, section)
         if section == "data":
-            options = usual(name, options)
-        for key, value in options.items():
+            values = usual(name, values)
+        for key, value in values.items():
             if value is REQUIRED:
                 raise RecipeError(f"[{section}] {name} needs {key}: set {section}.{key}")
-        parts[section] = Named(name, options)
+        parts[section] = Named(name, values)
     for section, cls in FIXED.items():
         parts[section] = cls(**_settle(tables[section], options_of(section), section))
     recipe = Recipe(**parts)
@@ -270,20 +337,20 @@ def essence(tables: Mapping[str, Any]) -> Tables:
     >>> essence({"data": {"name": "digits", "data_dir": "/mnt"}, "run": {"seed": 1, "workers": 2}, "deploy": {}})
     {'data': {'name': 'digits'}, 'run': {'seed': 1}}
     """
-    found: Tables = json.loads(json.dumps(tables, default=str))
-    found["run"] = {"seed": found.get("run", {}).get("seed", 0)}
+    plain: Tables = json.loads(json.dumps(tables, default=str))
+    plain["run"] = {"seed": plain.get("run", {}).get("seed", 0)}
     for name in PLACES:
-        found.get("data", {}).pop(name, None)
-    found.pop("deploy", None)
-    return found
+        plain.get("data", {}).pop(name, None)
+    plain.pop("deploy", None)
+    return plain
 
 
-def _settle(given: dict[str, Any], known: Mapping[str, Option], section: str) -> dict[str, Any]:
-    for key in given:
-        elsewhere = [s for s in SECTIONS if s != section and key not in known and key in _known(s)]
-        if elsewhere and key != "name":
+def _settle(given: dict[str, Any], options: Mapping[str, Option], section: str) -> dict[str, Any]:
+    for key in given.keys() - options.keys() - {"name"}:
+        elsewhere = [other for other in SECTIONS if other != section and key in _first_options(other)]
+        if elsewhere:
             raise RecipeError(f"[{section}] has no key {key!r}: it belongs in [{elsewhere[0]}]")
-    values = schema.settle(given, known, section)
+    values = settle(given, options, section)
     if "budget" in values:
         values["budget"] = _budget(values["budget"])
     for key in ("data_dir", "cache_dir", "path"):

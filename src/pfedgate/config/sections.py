@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pfedgate.config.options import RecipeError
+from pfedgate.core.errors import RecipeError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -24,13 +24,12 @@ class Train:
     steps: int | None = None  # batches a round instead of epochs: equal work for clients of unequal size
     drop_last: bool = False  # a client's smaller last batch is data too
     optimiser: str = "sgd"  # sgd, adam, adamw
-    lr: float = 0.05  # of the model; in the middle of the paper's grid .005 to .5
-    momentum: float = 0.9  # within a round; buffers start at zero every round, see persist_momentum
+    lr: float = 0.05  # the model's rate, in the middle of the paper's grid .005 to .5
+    momentum: float = 0.9  # within a round; buffers start at zero every round
     weight_decay: float = 5e-4  # the references' value
     betas: tuple[float, float] = (0.9, 0.999)  # Adam's usual
     eps: float = 1e-8  # Adam's usual
     clip: float | None = 10.0  # norm of the gradient: rarely reached, keeps one bad batch from ruining a round
-    persist_momentum: bool = False  # the references keep it by accident: it points to a model of rounds ago
     schedule: str = "constant"  # constant, multi_step, cosine, plateau; by the global round
     milestones: tuple[float, ...] = (0.5, 0.75)  # multi_step: shares of all rounds (FedEM's)
     gamma: float = 0.1  # multi_step: factor at a milestone (FedEM's)
@@ -58,7 +57,7 @@ class Evaluate:
     """[evaluate]: when and how models are scored; it never changes what is learnt."""
 
     every: int = 5  # rounds, and always the last one: scoring all clients costs about as much as a third of a round
-    # What is scored: each client's model after the broadcast, or also "after_local", as published numbers often are.
+    # Models to score: each client's after the broadcast, or also "after_local", as published numbers often are.
     points: tuple[str, ...] = ("after_broadcast",)
     batch: int = 512  # only memory and speed depend on it
     novel: bool = True  # after training, let the clients held out adapt and score them
@@ -93,7 +92,7 @@ class Deploy:
             raise RecipeError(f"[deploy] quorum is a share from 0 to 1, got {self.quorum}")
 
 
-# What fits a data set better than the defaults above. A recipe goes over it.
+# Defaults that fit a data set better than those above. A recipe goes over them.
 FITTING: dict[str, dict[str, dict[str, Any]]] = {
     # 20 clients of about 54 training images: a batch of 128 would be one step a round. At alpha = 0.4 one model for all
     # does best here (FedAvg beats pFedGate): digits are easy and clients much alike; at 0.1 personal models pay.
@@ -109,4 +108,30 @@ NETWORKS = {
     "emnist_sd19": "cnn_femnist",
     "femnist": "cnn_femnist",
     "folder": "cnn_cifar10",
+}
+
+# Keys of earlier versions, so that their recipes and run folders can still be read: under a new name, or gone. A key
+# that is gone may only say what holds now; any other value is refused for the reason beside it.
+GATE_FIELDS = {
+    **{name: name for name in ("pre_norm", "post_norm", "activation", "weight_range", "shift", "ranking")},
+    "spread": "initial_scale",
+    "bias": "initial_bias",
+    "predict": "scope",
+}
+RENAMED: dict[str, dict[str, str]] = {
+    "algorithm.pfedgate": {old: f"gate.{new}" for old, new in GATE_FIELDS.items()},
+}
+GONE: dict[str, dict[str, tuple[Any, str]]] = {
+    "train": {
+        "persist_momentum": (False, "momentum that outlives a round points to a model of rounds ago"),
+    },
+    "algorithm.pfedgate": {
+        "half": (False, "float16 differences gained nothing beside upload, which caps what is sent"),
+        "own": ([], "layers of a client's own gained nothing in long training; FedPer, FedRep and LG-FedAvg have them"),
+        "straight_through": ("full", "gradients for live blocks alone gained nothing; pfedgate.gate still has them"),
+        "deviations": ([], "the authors' code is bracketed in benchmarks/ now"),
+        "ignore": (1.0, "believing a client's label counts altogether slowed the shared model"),
+        "common_init": (True, "gates that start apart ended two points lower"),
+        "gate_ones": (False, 'write algorithm.gate.init = "ones"'),
+    },
 }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedgate.config.options import RecipeError
+from pfedgate.core.errors import RecipeError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,10 +15,10 @@ them). It overrides `train`, and whatever else differs from FedAvg. Rules:
 - State in, State out. No `self.x = …`, no tensor survives a call except by being returned; never change a
   State you were given (nor its tensors).
 - Private state is what `train` returns second. It never travels; only `serve` reads or writes it.
-- Training goes through `local.fit` (or `local.loop`, if you bring your own modules): one batch loop, the same
+- Training goes through `fit` (or `loop`, if you bring your own modules): one batch loop, the same
   batches for every algorithm, clipping, schedule and counting included.
-- Updates carry *values* of what is shared; the default `merge` averages them, weighted. Entries of whole
-  numbers are maxed. If you send something else, override `merge` (and `landed`).
+- Updates carry *values* of what is shared; the default merger averages them, weighted. Entries of whole
+  numbers are maxed. If you send something else, override `merger` (and `landed`).
 - An algorithm in `pfedgate/algorithms/` with `@register("name")` exists everywhere: recipes, CLI, laws, docs.
 
 FedAvg, whole:
@@ -27,24 +27,27 @@ FedAvg, whole:
     @dataclass(frozen=True)
     class FedAvg(Algorithm):
         def train(self, got, private, local):
-            done = fit(self.task, got, local, memory=private)
-            return Update(done.state, local.n, done.metrics), done.memory
+            done = fit(self.task, got, local)
+            return Update(done.state, local.n, done.metrics), {}
 
-Useful: `local.fit/loop/evaluate/initial/module`, `tensors.split/under/inside/pick/clone/weighted_mean`,
-`wire.pack/unpack/merge_tiles` for sparse updates.
+A round, as `engine.server` runs it: draw cards → `send` → `train` → `check` → `merger.add` → `merger.result` →
+evaluate → checkpoint.
+
+Useful: `training.fit.fit/loop/evaluate`, `core.modules.initial/module`, `core.state.split/under/inside/pick/clone`,
+`core.mergers.WeightedMean`; `algorithms.pfedgate.tiles.pack_tiles/TileMean` for sparse updates.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
 
+from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
-from pfedgate.core.state import weighted_mean
 from pfedgate.core.types import Card, Local, Round, State, Task, Update
 
 
@@ -57,8 +60,8 @@ class Algorithm:
     name: ClassVar[str] = ""  # set by @register
     paper: ClassVar[str] = ""  # authors, title, year
     shares: ClassVar[str] = "the whole model"  # one line for the table of algorithms
-    keeps: ClassVar[str] = "nothing"  # what is private
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # what the paper searched over, by field
+    keeps: ClassVar[str] = "nothing"  # the private State, in a line for the same table
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # values the paper searched over, by field
 
     def init_server(self, seed: int) -> State:
         """The server's first State. Default: the model's initial parameters and buffers."""
@@ -81,9 +84,9 @@ class Algorithm:
         """A client's round: what it sends back, and its new private State."""
         raise NotImplementedError(f"{type(self).__name__} must define train")
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
-        """The server's next State; `updates` can be read once, in a fixed order. Default: weighted mean."""
-        return weighted_mean(server, updates, total=round.total)
+    def merger(self, server: State, round: Round) -> Merger:
+        """An accumulator that turns the round's updates into the server's next State. Default: weighted mean."""
+        return WeightedMean(server, round.total)
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """Private State to predict with, made before every evaluation and thrown away after it.

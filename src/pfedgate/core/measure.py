@@ -27,8 +27,8 @@ def flops(function: Callable[[], Any]) -> int:
 def peak_bytes(function: Callable[[], Any]) -> int:
     """Most bytes of CPU tensors, among those that a call allocates, at once.
 
-    What was there before counts neither while it is held nor when the call frees it: gradients that wait for
-    `zero_grad`, say, would otherwise make the next step look smaller than it is.
+    Tensors from before the call count neither while they are held nor when the call frees them: gradients that wait
+    for `zero_grad`, say, would otherwise make the next step look smaller than it is.
 
     >>> peak_bytes(lambda: torch.ones(256, 256).add(1)) >= 2 * 4 * 256 * 256
     True
@@ -49,14 +49,14 @@ def peak_bytes(function: Callable[[], Any]) -> int:
 
 
 def _allocations(tree: Iterable[Any]) -> list[tuple[int, int]]:
-    """Addresses and bytes of what was allocated (more than 0) and freed, in the order of time."""
-    found, left = [], list(tree)
-    while left:
-        event = left.pop()
-        left += event.children
+    """Addresses and bytes (more than 0: allocated, less: freed) in the order of time."""
+    allocations, events = [], list(tree)
+    while events:
+        event = events.pop()
+        events += event.children
         if event.tag == torch._C._profiler._EventType.Allocation:
-            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-    return [(pointer, size) for _, pointer, size in sorted(found, key=lambda one: one[0])]
+            allocations.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return [(pointer, size) for _, pointer, size in sorted(allocations, key=lambda one: one[0])]
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int = 15, warmup: int = 2) -> dict[str, float]:
@@ -73,17 +73,3 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int = 15, w
             if turn >= warmup:
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def machine() -> dict[str, Any]:
-    """What a measured figure must be read with."""
-    import os
-    import platform
-
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

@@ -67,8 +67,8 @@ def _pool_first(layers: nn.Sequential) -> None:
 
 def persistent_buffers(module: nn.Module) -> State:
     """The buffers that belong to a module's state (not those it recomputes)."""
-    kept = module.state_dict(keep_vars=True)
-    return {name: value for name, value in module.named_buffers() if name in kept}
+    persistent = module.state_dict(keep_vars=True)
+    return {name: value for name, value in module.named_buffers() if name in persistent}
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""Arithmetic on States: averages, splitting by name, flat vectors, sizes, digests."""
+"""Arithmetic on States: splitting by name, flat vectors, sizes, digests."""
 
 from __future__ import annotations
 
@@ -10,71 +10,9 @@ import torch
 from torch import Tensor
 
 from pfedgate.core.errors import unknown
-from pfedgate.core.types import Card, State, Update
+from pfedgate.core.types import State, Update
 
 Shapes = Sequence[tuple[str, torch.Size]]
-
-
-def weighted_mean(server: State, updates: Iterable[tuple[Card, Update]], *, total: float | None = None) -> State:
-    """The mean of what clients sent, weighted by their weights; streaming, one update in memory at a time.
-
-    Sums are in float64 and in the order given, so the result has the same bits for any number of workers,
-    and the mean of one client is that client. Floating tensors are averaged; whole numbers and booleans
-    (counters such as BatchNorm's) take the maximum. With `total` (the weight of all clients, sampled or not)
-    clients that sent nothing count as holding `server`. Names nobody sent keep the server's value.
-
-    >>> server = {"w": torch.zeros(2), "count": torch.tensor(0)}
-    >>> sent = [({"w": torch.ones(2), "count": torch.tensor(3)}, 1), ({"w": torch.zeros(2)}, 3)]
-    >>> mean = weighted_mean(server, [(Card(str(i), 1), Update(s, w)) for i, (s, w) in enumerate(sent)])
-    >>> mean["w"].tolist(), int(mean["count"])
-    ([0.25, 0.25], 3)
-    """
-    sums: dict[tuple[str, ...], tuple[Tensor, float, State]] = {}
-    counters: State = {}
-    for _, update in updates:
-        floats, vector = floating(update)
-        if len(floats) < len(update.shared):
-            for name, value in update.shared.items():
-                if name not in floats:
-                    counters[name] = torch.maximum(counters[name], value) if name in counters else value.clone()
-        if vector is None:
-            continue
-        # One vector per set of names: clients that send the same names cost one addition each.
-        names = tuple(floats)
-        if names not in sums:
-            accumulator = torch.zeros(vector.shape, dtype=torch.float64, device=vector.device)
-            sums[names] = (accumulator, 0.0, floats)
-        accumulator, weight, like = sums[names]
-        accumulator.add_(vector, alpha=update.weight)
-        sums[names] = (accumulator, weight + update.weight, like)
-    merged = dict(server)
-    merged.update(counters)
-    merged.update(_finish(server, sums, total))
-    return merged
-
-
-def _finish(server: State, sums: dict[tuple[str, ...], tuple[Tensor, float, State]], total: float | None) -> State:
-    if len(sums) == 1:  # the usual case: everybody sent the same names
-        ((accumulator, weight, like),) = sums.values()
-        kinds = {value.dtype for value in like.values()}
-        if total is None and len(kinds) == 1:
-            return unflat(accumulator.div_(weight).to(kinds.pop()), shapes(like))
-    weights: dict[str, float] = {}
-    pieces: State = {}
-    kind: dict[str, torch.dtype] = {}
-    for accumulator, weight, like in sums.values():
-        for name, value in unflat(accumulator, shapes(like)).items():
-            pieces[name] = pieces[name] + value if name in pieces else value
-            weights[name] = weights.get(name, 0.0) + weight
-            kind.setdefault(name, like[name].dtype)
-    merged = {}
-    for name, value in pieces.items():
-        if total is None:
-            mean = value / weights[name]
-        else:
-            mean = (value + server[name].double() * (total - weights[name])) / total
-        merged[name] = mean.to(kind[name])
-    return merged
 
 
 def floating(update: Update) -> tuple[State, Tensor | None]:
@@ -82,12 +20,12 @@ def floating(update: Update) -> tuple[State, Tensor | None]:
 
     Checking and averaging both want it, and for small models making it costs more than either.
     """
-    known: tuple[State, Tensor | None] | None = update.__dict__.get("_floating")
-    if known is None:
+    pair: tuple[State, Tensor | None] | None = update.__dict__.get("_floating")
+    if pair is None:
         floats = {name: value for name, value in update.shared.items() if value.is_floating_point()}
-        known = (floats, flat(floats) if floats else None)
-        update.__dict__["_floating"] = known
-    return known
+        pair = (floats, flat(floats) if floats else None)
+        update.__dict__["_floating"] = pair
+    return pair
 
 
 def flat(state: State) -> Tensor:
@@ -126,15 +64,15 @@ def shapes(state: State) -> list[tuple[str, torch.Size]]:
     return [(name, value.shape) for name, value in state.items()]
 
 
-def split(state: State, chosen: Callable[[str], bool]) -> tuple[State, State]:
-    """(those whose name is chosen, the others); `{**a, **b}` joins them again.
+def split(state: State, first: Callable[[str], bool]) -> tuple[State, State]:
+    """(entries whose name `first` accepts, the others); `{**a, **b}` joins them again.
 
     >>> head, body = split({"fc.w": torch.ones(1), "out.w": torch.ones(1)}, lambda n: n.startswith("out."))
     >>> list(head), list(body)
     (['out.w'], ['fc.w'])
     """
-    yes = {name: value for name, value in state.items() if chosen(name)}
-    return yes, {name: value for name, value in state.items() if name not in yes}
+    taken = {name: value for name, value in state.items() if first(name)}
+    return taken, {name: value for name, value in state.items() if name not in taken}
 
 
 def under(prefix: str, state: State) -> State:
@@ -147,7 +85,7 @@ def under(prefix: str, state: State) -> State:
 
 
 def inside(prefix: str, state: State) -> State:
-    """What lies under a prefix, the prefix removed: the inverse of `under`."""
+    """The entries under a prefix, the prefix removed: the inverse of `under`."""
     return {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
 
 
@@ -162,12 +100,12 @@ def pick(state: State, names: Iterable[str]) -> State:
 
 
 def clone(state: State) -> State:
-    """A deep copy."""
+    """A State of copies of all tensors."""
     return {name: value.clone() for name, value in state.items()}
 
 
 def to(state: State, device: torch.device) -> State:
-    """On a device; the same tensors if they are there already."""
+    """The State on a device; the same tensors if they are there already."""
     return {name: value.to(device) for name, value in state.items()}
 
 
@@ -204,6 +142,6 @@ def finite(state: State) -> bool:
 
 
 def finite_vector(vector: Tensor) -> bool:
-    """The same for a vector."""
+    """Whether a vector has no NaN and no infinity."""
     # A finite dot product has only finite terms; an infinite one may be a mere overflow: look closer.
     return math.isfinite(torch.dot(vector, vector).item()) or bool(vector.isfinite().all())

@@ -1,4 +1,4 @@
-"""The nouns: State, Card, Round, Local, Update, Task.
+"""The nouns: State, Card, Round, Local, Update, Optim, Schedule, Task, DataShape.
 
 A server knows cards; a client's data exists only inside a `Local`, which lives for one call; what travels
 is a State down and an `Update` up.
@@ -6,6 +6,7 @@ is a State down and an `Update` up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.core.errors import unknown
-from pfedgate.core.schedule import Schedule
 from pfedgate.core.seeds import generator, key
 
 State = dict[str, Tensor]  # flat and named: the one thing stored, sent, checkpointed, counted
@@ -46,6 +46,19 @@ class Federation(Protocol):
 
 
 @dataclass(frozen=True)
+class DataShape:
+    """The form of a data set: all that planning a model needs to know, so that no sample must be read.
+
+    >>> DataShape(10, (1, 8, 8), torch.float32).shape
+    (1, 8, 8)
+    """
+
+    classes: int
+    shape: tuple[int, ...]  # of one input as a model takes it
+    dtype: torch.dtype  # of an input as a model takes it
+
+
+@dataclass(frozen=True)
 class Card:
     """All a server may know of a client."""
 
@@ -61,7 +74,7 @@ class Round:
     index: int = 0  # from 0
     rounds: int = 1  # how many there will be
     seed: int = 0
-    factor: float = 1.0  # of the schedule: multiply any learning rate with it
+    factor: float = 1.0  # the schedule's: multiply any learning rate with it
     total: float | None = None  # weight of ALL clients if averages are over all of them (agg_norm="all")
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -90,7 +103,7 @@ class Local:
         return generator(self.round.seed, purpose, self.round.index, self.card.id)
 
     def key(self, purpose: str) -> int:
-        """The number behind `generator(purpose)`."""
+        """The number that seeds `generator(purpose)`."""
         return key(self.round.seed, purpose, self.round.index, self.card.id)
 
 
@@ -120,7 +133,7 @@ OPTIMISERS = ("sgd", "adam", "adamw")
 
 @dataclass(frozen=True)
 class Optim:
-    """The client optimiser."""
+    """Which optimiser clients use, and its settings."""
 
     name: str = "sgd"
     lr: float = 0.05
@@ -129,7 +142,6 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip: float | None = 10.0  # L2 norm of the gradient, for every method alike
-    persist_momentum: bool = False  # keep optimiser buffers between rounds, as the references do by accident
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMISERS:
@@ -138,6 +150,82 @@ class Optim:
             raise ValueError(f"lr, momentum and weight_decay must not be negative: {self}")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is a norm > 0, or None for no clipping; got {self.clip}")
+
+
+SCHEDULES = ("constant", "multi_step", "cosine", "plateau")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The factor of the learning rate by the global round, the same for every algorithm and every client.
+
+    The references step a scheduler per client, so that under partial participation the rate never
+    decays (`baselines` 2.1). Here it is a pure function of the round and of the validation scores so far.
+
+    >>> [Schedule("multi_step").factor(r, 8) for r in (0, 4, 6)]
+    [1.0, 0.1, 0.01]
+    """
+
+    name: str = "constant"
+    milestones: tuple[float, ...] = (0.5, 0.75)  # multi_step: shares of all rounds (FedEM's choice)
+    gamma: float = 0.1  # multi_step: factor at a milestone
+    floor: float = 0.0  # cosine: where it ends
+    factor_plateau: float = 0.75  # plateau: factor when validation stops rising
+    patience: int = 10  # plateau: evaluations without a new best before the factor is applied
+    warmup: int = 0  # any: rounds of linear rise at the start
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEDULES:
+            raise ValueError(unknown("schedule", self.name, SCHEDULES))
+
+    def factor(self, round: int, rounds: int, validation: Sequence[float] = ()) -> float:
+        """The factor in `round` (from 0) of `rounds`; `validation` = the accuracies before it."""
+        rise = min(1.0, (round + 1) / (self.warmup + 1))
+        if self.name == "multi_step":
+            passed = sum(round >= int(share * rounds) for share in self.milestones)
+            value = float(f"{self.gamma**passed:.12g}")  # 0.1 ** 2 is 0.010000000000000002
+        elif self.name == "cosine":
+            value = self.floor + (1 - self.floor) * (1 + math.cos(math.pi * round / max(rounds, 1))) / 2
+        elif self.name == "plateau":
+            value = self.factor_plateau ** self._drops(validation)
+        else:
+            value = 1.0
+        return rise * value
+
+    def _drops(self, validation: Sequence[float]) -> int:
+        # Replayed from the scores, so there is no scheduler state to checkpoint or to lose.
+        best, waited, drops = -math.inf, 0, 0
+        for score in validation:
+            if score > best:
+                best, waited = score, 0
+            else:
+                waited += 1
+            if waited > self.patience:
+                drops, waited = drops + 1, 0
+        return drops
+
+
+@dataclass(frozen=True)
+class Example:
+    """Shape and dtype of a prepared batch. Equal ones share a traced model; values are never needed.
+
+    >>> Example((2, 3), torch.float32) == Example.of(torch.ones(2, 3))
+    True
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, batch: Tensor) -> Example:
+        """The shape and dtype of this batch."""
+        return cls(tuple(batch.shape), batch.dtype)
+
+    def batch(self) -> Tensor:
+        """Noise of this shape, the same every time; whole numbers are zeros, which every vocabulary has."""
+        if not self.dtype.is_floating_point:
+            return torch.zeros(self.shape, dtype=self.dtype)
+        return torch.randn(self.shape, generator=generator(0, "example"), dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -153,8 +241,15 @@ class Task:
     steps: int | None = None  # batches a round instead of epochs
     drop_last: bool = False
     eval_batch: int = 512
-    example: Tensor | None = None  # a prepared batch, for methods that trace the model
+    example: Example | Tensor | None = None  # a prepared batch or its shape, for methods that trace the model
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
             raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")
+
+    @property
+    def inputs(self) -> Example:
+        """The example, which methods that trace the model cannot do without."""
+        if self.example is None:
+            raise ValueError("this method traces the model: give the task an example (Task(example=...))")
+        return Example.of(self.example) if isinstance(self.example, Tensor) else self.example

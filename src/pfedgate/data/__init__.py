@@ -1,10 +1,17 @@
-"""Federated data: named data sets, your own data, and how both are shared out among clients."""
+"""Federated data: named data sets, your own data, and how both are shared out among clients.
 
+datasets     data sets by name;  sources: where they come from;  cache: their decoded arrays on disk
+own, table   your own arrays, folders, torch data sets and tables;  synthetic: made-up data
+partition    who holds which sample;  sharing: its options, and each client's three parts
+federation   clients and their data;  pool: the samples of all of them;  show: a partition as a table and a picture
+"""
+
+from pfedgate.data.datasets import DATASETS, load, prepare
 from pfedgate.data.federation import Federation, Part
-from pfedgate.data.options import Options, Sharing
-from pfedgate.data.own import from_arrays, from_dataset, from_folder, from_table
-from pfedgate.data.registry import DATASETS, load, prepare
+from pfedgate.data.own import from_arrays, from_dataset, from_folder
+from pfedgate.data.sharing import Options, Sharing
 from pfedgate.data.synthetic import conflicting, synthetic
+from pfedgate.data.table import from_table
 
 __all__ = [
     "DATASETS",

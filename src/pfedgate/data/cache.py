@@ -26,8 +26,8 @@ FORMAT = 1  # raise it when what is written changes
 
 def folder(path: str | Path | None = None) -> Path:
     """Where decoded data is kept: the argument, `PFEDGATE_CACHE`, or ~/.cache/pfedgate."""
-    chosen = path or os.environ.get("PFEDGATE_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "pfedgate"
+    place = path or os.environ.get("PFEDGATE_CACHE")
+    return Path(place).expanduser() if place else Path.home() / ".cache" / "pfedgate"
 
 
 def key(*facts: object) -> str:

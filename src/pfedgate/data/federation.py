@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedgate.data.pool import ArrayPool, Normalise, Pool, Rows
-from pfedgate.data.seeds import generator
+from pfedgate.data.pool import Normalise, Pool, Rows
 
 PARTS = ("train", "val", "test")
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -112,7 +111,7 @@ class Part:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """Number of samples in the part."""
         return int(self.rows.shape[0])
 
     @cached_property
@@ -122,7 +121,7 @@ class Part:
 
     @cached_property
     def y(self) -> Tensor:
-        """Labels, int64."""
+        """Labels as whole numbers (int64) from 0."""
         return self._pool.y(self.rows)
 
     def __len__(self) -> int:
@@ -213,34 +212,8 @@ class Federation:
         self._bounds.share()
         return self
 
-    def scrambled(self, name: str, seed: int = 0) -> Federation:
-        """A copy whose labels in this part are random: whatever must not read them must not change."""
-        if not isinstance(self.pool, ArrayPool):
-            raise TypeError("only a federation whose labels are stored can be scrambled")
-        labels = self.pool.y(torch.arange(len(self.pool))).clone()
-        counts = np.diff(self._bounds.tensor.numpy())
-        chosen = np.repeat(np.tile([part == name for part in PARTS], len(self.ids)), counts)
-        rows = self._rows.tensor[torch.from_numpy(chosen)].long()
-        shape = (len(rows), *labels.shape[1:])
-        labels[rows] = torch.from_numpy(generator(seed, "scramble", name).integers(0, self.classes, shape))
-        return self._with_pool(self.pool.with_labels(labels))
-
-    def _with_pool(self, pool: Pool) -> Federation:
-        return Federation(
-            self.name,
-            pool,
-            self.ids,
-            self._rows,
-            self._bounds,
-            self._held_out,
-            classes=self.classes,
-            class_names=self.class_names,
-            prepare=self.prepare,
-            about=self.about,
-        )
-
     def describe(self) -> dict[str, Any]:
-        """What this federation is, in plain values (fit for JSON): sizes, labels, how it was made."""
+        """The federation in plain values (fit for JSON): sizes, labels, how samples were shared out."""
         counts = self.histogram()
         totals = counts.sum(1)
         return {
@@ -260,7 +233,7 @@ class Federation:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is derived from the ids is derived again on the other side.
+        # The other side derives clients and novel from the ids again.
         return {key: value for key, value in self.__dict__.items() if key not in ("clients", "novel")}
 
     def __repr__(self) -> str:

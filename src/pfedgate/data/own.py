@@ -20,15 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedgate.data import cache, table
-from pfedgate.data.convert import class_labels, inputs, numbers
+from pfedgate.data import cache
 from pfedgate.data.federation import Federation
-from pfedgate.data.options import Sharing, read, sample, share_out
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
+from pfedgate.data.sharing import Sharing, assemble, read, sample, share_out
 from pfedgate.data.sources import need
-from pfedgate.data.split import assemble
 
 Array = np.ndarray[Any, Any]
+CHANNELS = (1, 3, 4)
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 
 
@@ -36,10 +35,10 @@ class Samples(Protocol):
     """The part of torch's map-style Dataset that is used."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Number of samples in the data set."""
 
     def __getitem__(self, at: int, /) -> Any:
-        """A pair (input, label)."""
+        """One sample as a pair (input, label)."""
 
 
 def from_arrays(
@@ -69,27 +68,27 @@ def from_arrays(
     >>> from_arrays(x, y, partition="dirichlet", clients=4, alpha=0.5, novel=0.25)
     Federation('arrays', 3 clients, 1 novel, 60 samples of shape (5,), 3 classes)
     """
-    chosen = read(Sharing, options, "from_arrays")
-    rows, image = inputs(x, channels)
-    labels, names = class_labels(y)
+    sharing = read(Sharing, options, "from_arrays")
+    rows, image = _inputs(x, channels)
+    labels, names = _class_labels(y)
     if len(labels) != len(rows):
         raise ValueError(f"{len(rows)} inputs but {len(labels)} labels: they must be equally many")
-    known = int(labels.max()) + 1
-    if classes is not None and classes < known:
-        raise ValueError(f"classes={classes}, but a label is {known - 1}")
+    seen = int(labels.max()) + 1
+    if classes is not None and classes < seen:
+        raise ValueError(f"classes={classes}, but a label is {seen - 1}")
     if owners is not None and len(owners) != len(rows):
         raise ValueError(f"{len(rows)} inputs but {len(owners)} owners: give one owner per row")
-    if owners is None and chosen.partition is None:
+    if owners is None and sharing.partition is None:
         raise ValueError(
             "who owns which sample? Give owners=[one name per row], or partition='dirichlet' (iid, "
             "pathological, …) and clients=…"
         )
-    used = sample(len(rows), chosen.samples, chosen.seed)
+    used = sample(len(rows), sharing.samples, sharing.seed)
     partition = share_out(
-        chosen,
+        sharing,
         labels[used],
-        kind=chosen.partition or "owner",
-        clients=chosen.clients,
+        kind=sharing.partition or "owner",
+        clients=sharing.clients,
         owners=None if owners is None else np.asarray(owners)[used],
         coarse=None if coarse is None else np.asarray(coarse, dtype=np.int64)[used],
         where=name,
@@ -98,10 +97,10 @@ def from_arrays(
         name,
         ArrayPool(rows, Rows(labels), image=image),
         partition,
-        chosen,
-        classes=classes or known,
+        sharing,
+        classes=classes or seen,
         class_names=names,
-        prepare=Normalise(numbers(mean), numbers(std)),
+        prepare=Normalise(_numbers(mean), _numbers(std)),
         about={"dataset": name, "pool": len(rows), "used": len(partition.rows)},
     )
     if standardise:
@@ -156,44 +155,6 @@ def from_folder(
         [file.parent.name for file in files],
         owners=[file.parent.parent.name for file in files],
         **{"name": root.name, "channels": "last", **options},
-    )
-
-
-def from_table(
-    path: str | Path,
-    *,
-    owner: str = "client",
-    label: str = "label",
-    features: str | Sequence[str] | None = None,
-    **options: Any,
-) -> Federation:
-    """A federation of a CSV or parquet file, one sample per line, with a column that names the client.
-
-    `features` are the input columns, in this order (default: all others). They are numbers, or, in a parquet
-    file, one column of encoded images or of lists of equal length.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "visits.csv"
-    >>> lines = [f"h{i % 3},{i * 0.5},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(30)]
-    >>> _ = file.write_text("\\n".join(["hospital,dose,age,outcome", *lines]))
-    >>> federation = from_table(file, owner="hospital", label="outcome", standardise=True)
-    >>> federation
-    Federation('visits', 3 clients, 30 samples of shape (2,), 2 classes)
-    >>> list(federation.clients), federation.class_names
-    (['h0', 'h1', 'h2'], ('ill', 'well'))
-    """
-    file = Path(path).expanduser()
-    columns = table.read(file)
-    wanted = [features] if isinstance(features, str) else features
-    chosen = wanted if wanted is not None else [name for name in columns if name not in (owner, label)]
-    for column in (owner, label, *chosen):
-        if column not in columns:
-            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(columns)}")
-    return from_arrays(
-        table.stack({name: columns[name] for name in chosen}, str(file)),
-        np.asarray(columns[label]),
-        owners=np.asarray(columns[owner]),
-        **{"name": file.stem, **options},
     )
 
 
@@ -261,3 +222,46 @@ def _measured(federation: Federation) -> Normalise:
     # A constant feature carries nothing: leave its scale alone instead of dividing by zero.
     std = torch.where(std < 1e-8, torch.ones_like(std), std)
     return Normalise(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows, bool]:
+    """Rows in the layout of the pool, and whether they are images."""
+    rows = Rows.open(x) if isinstance(x, (str, Path)) else Rows(x.detach().cpu() if isinstance(x, Tensor) else x)
+    data = rows.tensor
+    if data.dtype is torch.float64:
+        data = data.float()
+    if data.ndim == 3 and data.dtype is torch.uint8:
+        data, channels = data.unsqueeze(-1), "last"
+    if data.ndim != 4:
+        return (rows if data is rows.tensor else Rows(data)), False
+    if channels is None:
+        first, last = data.shape[1] in CHANNELS, data.shape[3] in CHANNELS
+        if first == last:
+            raise ValueError(
+                f"images of shape {tuple(data.shape[1:])}: say channels='first' (channels, height, width) or "
+                "channels='last' (height, width, channels)"
+            )
+        channels = "first" if first else "last"
+    if channels not in ("first", "last"):
+        raise ValueError(f"channels must be 'first' or 'last', got {channels!r}")
+    if channels == "first":
+        data = data.permute(0, 2, 3, 1).contiguous()
+    return (rows if data is rows.tensor else Rows(data)), True
+
+
+def _class_labels(y: Array | Tensor | Sequence[Any]) -> tuple[Array, tuple[str, ...] | None]:
+    """Labels as int64 from 0, and their names if they were not such numbers already."""
+    values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if not values.size:
+        raise ValueError("there are no labels")
+    if values.dtype.kind in "iu" and values.min() >= 0:
+        return values.astype(np.int64), None
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError("a label is missing (not a number)")
+    names, codes = np.unique(values, return_inverse=True)
+    return codes.reshape(values.shape).astype(np.int64), tuple(str(name) for name in names)
+
+
+def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:
+    """One number or several, as several."""
+    return (float(value),) if isinstance(value, (int, float)) else tuple(float(item) for item in value)

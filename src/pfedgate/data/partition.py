@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedgate.data.seeds import generator
+from pfedgate.core.seeds import numpy_generator
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 RETRIES = 10
@@ -29,7 +29,7 @@ class Partition:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
     def sizes(self) -> Ints:
-        """Samples of every client."""
+        """How many samples each client has."""
         return np.diff(self.offsets)
 
     def over(self, rows: Ints) -> Partition:
@@ -69,7 +69,7 @@ def iid(labels: Ints, clients: int, *, seed: int = 0, min_samples: int = 0) -> P
     [4, 3, 3]
     """
     _check(len(labels), clients, min_samples)
-    order = generator(seed, "partition", "iid").permutation(len(labels))
+    order = numpy_generator(seed, "partition", "iid").permutation(len(labels))
     return _pack(list(np.array_split(order, clients)), {"partition": "iid"})
 
 
@@ -112,14 +112,14 @@ def dirichlet(
     best, lack, draws = np.empty(0, dtype=np.int64), len(labels) + 1, 0
     while lack and draws < RETRIES:
         draws += 1
-        rng = generator(seed, "partition", "dirichlet", draws)
+        rng = numpy_generator(seed, "partition", "dirichlet", draws)
         owner = _draw(labels, clients, alpha, class_groups(classes, clusters or classes, rng), rng)
         missing = int(np.maximum(0, min_samples - np.bincount(owner, minlength=clients)).sum())
         if missing < lack:
             best, lack = owner, missing
     order = np.argsort(best, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(best, minlength=clients))[:-1])
-    repaired, moved = _lift(groups, min_samples, generator(seed, "partition", "repair"))
+    repaired, moved = _lift(groups, min_samples, numpy_generator(seed, "partition", "repair"))
     ids = numbered(clients)
     about = {
         "partition": "dirichlet",
@@ -184,7 +184,7 @@ def pathological(labels: Ints, clients: int, *, shards: int = 2, seed: int = 0, 
         raise ValueError(f"shards must be at least 1, got {shards}")
     _check(len(labels), clients, max(min_samples, shards))
     pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards)
-    order = generator(seed, "partition", "pathological").permutation(len(pieces))
+    order = numpy_generator(seed, "partition", "pathological").permutation(len(pieces))
     groups = [
         np.concatenate([pieces[piece] for piece in order[client * shards : (client + 1) * shards]])
         for client in range(clients)
@@ -217,7 +217,7 @@ def pachinko(
     if not (alpha > 0 and beta > 0):
         raise ValueError(f"alpha and beta must be positive, got {alpha} and {beta}")
     _check(len(labels), clients, min_samples)
-    rng = generator(seed, "partition", "pachinko")
+    rng = numpy_generator(seed, "partition", "pachinko")
     fine_ids, parent = np.unique(np.stack([labels, coarse]), axis=1)
     if len(np.unique(fine_ids)) != len(fine_ids):
         raise ValueError("a fine label has two coarse labels: Pachinko needs a tree")
@@ -272,7 +272,7 @@ def by_owner(
         wanted = int(len(large) * keep + 1e-9) if isinstance(keep, float) and keep <= 1 else int(keep)
         if not 1 <= wanted <= len(large):
             raise ValueError(f"cannot keep {keep} of {len(large)} owners with {min_samples} samples or more")
-        large = large[np.sort(generator(seed, "partition", "owners").permutation(len(large))[:wanted])]
+        large = large[np.sort(numpy_generator(seed, "partition", "owners").permutation(len(large))[:wanted])]
     position = np.full(len(names), -1, dtype=np.int64)
     position[large] = np.arange(len(large))
     client = position[codes.reshape(-1)]

@@ -15,14 +15,14 @@ from torch import Tensor
 
 
 class Pool(Protocol):
-    """What a `Federation` needs from its samples."""
+    """Samples as a `Federation` reads them: by row number."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input as a model sees it: (channels, height, width) for images."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Number of rows of all clients."""
 
     def x(self, rows: Tensor) -> Tensor:
         """Inputs of these rows, in this order."""
@@ -107,22 +107,18 @@ class ArrayPool:
         return len(self._x)
 
     def x(self, rows: Tensor) -> Tensor:
-        """Inputs of these rows."""
+        """Inputs of these rows, in this order."""
         taken = self._x.take(rows)
         return taken.permute(0, 3, 1, 2) if self.image else taken
 
     def y(self, rows: Tensor) -> Tensor:
-        """Labels of these rows."""
+        """Labels of these rows, in this order."""
         return self._y.take(rows)
 
     def share(self) -> None:
         """Into shared memory what no file backs."""
         self._x.share()
         self._y.share()
-
-    def with_labels(self, y: Tensor) -> ArrayPool:
-        """The same inputs with other labels."""
-        return ArrayPool(self._x, Rows(y), image=self.image)
 
 
 class Normalise:

@@ -18,7 +18,7 @@ def header(federation: Federation) -> list[str]:
 def table(federation: Federation, limit: int | None = None) -> list[list[str | int]]:
     """One line per client: id, training or novel, samples of each part, classes it has, samples per class.
 
-    >>> from pfedgate.data.registry import load
+    >>> from pfedgate.data.datasets import load
     >>> rows = table(load("digits", clients=5), limit=2)
     >>> len(rows), rows[0][:2]
     (2, ['0', 'train'])

@@ -2,25 +2,30 @@
 
 Whatever the source, the result is a cache entry with `x.npy` (uint8, rows × height × width × channels),
 `y.npy` (int64), and where the source has them `owner.npy` (codes into notes["owners"]) and `coarse.npy`.
-EMNIST by-class exists on the hub as IDX files only (see `idx.py`).
+EMNIST by-class exists on the hub as IDX files only. IDX is MNIST's file format: two zero bytes, type, rank,
+big-endian sizes, values.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
-from pfedgate.data import cache, idx
+from pfedgate.data import cache
 
 INSTALL = "pip install 'pfedgate[data]'"
 BATCH = 1000
+IDX_BLOCK = 10_000
+Pair = tuple[Path, Path]
 
 
 @dataclass(frozen=True)
@@ -34,23 +39,21 @@ class Columns:
 
     def pick(self, present: list[str], where: str) -> dict[str, str]:
         """Which column serves as image, label, owner, coarse."""
-        chosen = {}
+        columns = {}
         for role in ("image", "label", "owner", "coarse"):
             wanted: tuple[str, ...] = getattr(self, role)
-            found = [name for name in wanted if name in present]
-            if wanted and not found:
+            candidates = [name for name in wanted if name in present]
+            if wanted and not candidates:
                 raise ValueError(
                     f"{where}: no {role} column; looked for {' or '.join(wanted)}, found {', '.join(present)}"
                 )
-            if found:
-                chosen[role] = found[0]
-        return chosen
+            if candidates:
+                columns[role] = candidates[0]
+        return columns
 
 
 def need(module: str) -> Any:
     """Import an optional package, or say how to install it."""
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -92,10 +95,10 @@ def from_folder(
     """Cache entry of a folder of parquet or IDX files."""
     files = sorted(root.rglob("*.parquet"), key=_order)
     if not files:
-        pairs = idx.pairs(root, idx_prefix or "")
+        pairs = _idx_pairs(root, idx_prefix or "")
         if not pairs:
             raise FileNotFoundError(f"{name}: {root} holds neither parquet nor IDX files")
-        return idx.entry(name, pairs, root, cache_dir)
+        return _idx_entry(name, pairs, root, cache_dir)
     need("PIL.Image")
     parquet = need("pyarrow.parquet")
     digest = cache.key(name, "parquet", cache.file_facts(files, root), columns.__dict__)
@@ -106,10 +109,9 @@ def from_folder(
 
         def batches() -> Iterator[Any]:
             for reader, path in zip(readers, files, strict=True):
-                chosen = columns.pick(reader.schema_arrow.names, str(path))
-                yield from (
-                    (batch, chosen) for batch in reader.iter_batches(BATCH, columns=sorted(set(chosen.values())))
-                )
+                names = columns.pick(reader.schema_arrow.names, str(path))
+                for batch in reader.iter_batches(BATCH, columns=sorted(set(names.values()))):
+                    yield batch, names
 
         _decode(name, place, total, batches())
 
@@ -131,9 +133,9 @@ def from_hub(name: str, repo: str, columns: Columns, cache_dir: str | Path | Non
 
         def batches() -> Iterator[Any]:
             for split in names:
-                chosen = columns.pick(splits[split].column_names, f"{repo} ({split})")
+                picked = columns.pick(splits[split].column_names, f"{repo} ({split})")
                 for batch in splits[split].with_format("arrow").iter(BATCH):
-                    yield batch, chosen
+                    yield batch, picked
 
         _decode(name, place, total, batches())
 
@@ -145,15 +147,15 @@ def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
     owners: dict[str, int] = {}
     done = 0
     with cache.progress(f"decoding {name}", total) as report:
-        for batch, chosen in batches:
-            images = np.stack([decode_image(value) for value in batch.column(chosen["image"]).to_pylist()])
+        for batch, columns in batches:
+            images = np.stack([decode_image(value) for value in batch.column(columns["image"]).to_pylist()])
             writer.put("x", done, images)
             for role, target in (("label", "y"), ("coarse", "coarse")):
-                if role in chosen:
-                    values = np.asarray(batch.column(chosen[role]).to_pylist(), dtype=np.int64)
+                if role in columns:
+                    values = np.asarray(batch.column(columns[role]).to_pylist(), dtype=np.int64)
                     writer.put(target, done, values)
-            if "owner" in chosen:
-                names = [str(value) for value in batch.column(chosen["owner"]).to_pylist()]
+            if "owner" in columns:
+                names = [str(value) for value in batch.column(columns["owner"]).to_pylist()]
                 codes = [owners.setdefault(owner, len(owners)) for owner in names]
                 writer.put("owner", done, np.asarray(codes, dtype=np.int32))
             done += len(images)
@@ -189,7 +191,7 @@ def idx_from_hub(name: str, repo: str, prefix: str, cache_dir: str | Path | None
             with _explained(name, repo):
                 images, labels = (Path(hub.hf_hub_download(repo, file, repo_type="dataset")) for file in names)
             files.append((images, labels))
-        idx.decode(name, place, files)
+        _decode_idx(name, place, files)
 
     return cache.entry(name, digest, build, cache_dir)
 
@@ -198,8 +200,89 @@ def idx_from_hub(name: str, repo: str, prefix: str, cache_dir: str | Path | None
 def _explained(name: str, repo: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # what the hub's packages raise for network, name and access
+    except (OSError, ValueError) as error:  # the hub's packages raise these for network, name and access
         raise ConnectionError(
             f"cannot fetch {name} from the hub ({repo}): {error}. Put the repository's files in a folder "
             f"{name}/ and name its parent with data_dir or PFEDGATE_DATA."
         ) from error
+
+
+def _idx_pairs(folder: Path, prefix: str) -> list[Pair]:
+    """Files of images and of labels, train before test; a file and its gzipped twin count once."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.rglob(f"{prefix}*images-idx3-ubyte*")):
+        files.setdefault(path.name.removesuffix(".gz"), path)
+    result = []
+    for name in sorted(files, key=lambda name: ("-test-" in name or name.startswith("t10k"), name)):
+        images = files[name]
+        labels = images.with_name(images.name.replace("images-idx3", "labels-idx1"))
+        if not labels.is_file():
+            raise FileNotFoundError(f"{images} has no {labels.name} beside it")
+        result.append((images, labels))
+    return result
+
+
+def _idx_entry(name: str, files: list[Pair], root: Path, cache_dir: str | Path | None) -> Path:
+    """Cache entry of local files."""
+    digest = cache.key(name, "idx", cache.file_facts([path for pair in files for path in pair], root))
+    return cache.entry(name, digest, lambda place: _decode_idx(name, place, files), cache_dir)
+
+
+def _decode_idx(name: str, place: Path, files: list[Pair]) -> None:
+    """Write images and labels into a cache entry, block by block."""
+    total = 0
+    for images, labels in files:
+        counts = [_idx_shape(path)[0] for path in (images, labels)]
+        if counts[0] != counts[1]:
+            raise ValueError(f"{images} holds {counts[0]} images, {labels.name} {counts[1]} labels")
+        total += counts[0]
+    writer = cache.Writer(place, total)
+    done = 0
+    with cache.progress(f"decoding {name}", total) as report:
+        for images, labels in files:
+            for x, y in zip(idx_blocks(images), idx_blocks(labels), strict=True):
+                writer.put("x", done, x[..., None])
+                writer.put("y", done, y.astype(np.int64))
+                done += len(x)
+                report(done)
+    writer.close({"name": name, "rows": total, "owners": []})
+
+
+def idx_blocks(path: Path) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The values, at most 10,000 rows at a time: EMNIST unpacked would fill half a gigabyte."""
+    with _open(path) as file:
+        shape = _idx_header(file, path)
+        row = int(np.prod(shape[1:]))
+        for start in range(0, shape[0], IDX_BLOCK):
+            rows = min(IDX_BLOCK, shape[0] - start)
+            raw = file.read(rows * row)
+            if len(raw) != rows * row:
+                raise ValueError(f"{path} is cut short: its header promises {shape}")
+            yield np.frombuffer(raw, np.uint8).reshape(rows, *shape[1:])
+        if file.read(1):
+            raise ValueError(f"{path} is too long: its header promises {shape}")
+
+
+def _idx_shape(path: Path) -> tuple[int, ...]:
+    with _open(path) as file:
+        return _idx_header(file, path)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    with path.open("rb") as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast(IO[bytes], unpacked)
+        else:
+            yield file
+
+
+def _idx_header(file: IO[bytes], path: Path) -> tuple[int, ...]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:3] != b"\0\0\x08" or not magic[3]:
+        raise ValueError(f"{path} is not an IDX file of bytes")
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise ValueError(f"{path} is cut short inside its header")
+    return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))

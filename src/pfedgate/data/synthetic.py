@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedgate.core.seeds import numpy_generator
 from pfedgate.data.federation import Federation, Ids
-from pfedgate.data.options import Sharing, read
 from pfedgate.data.partition import Partition, numbered
 from pfedgate.data.pool import ArrayPool, Rows
-from pfedgate.data.seeds import generator
-from pfedgate.data.split import VAL, assemble, carve, hold_out
+from pfedgate.data.sharing import VAL, Sharing, assemble, carve, hold_out, read
 
 
 class SyntheticPool:
@@ -26,20 +25,20 @@ class SyntheticPool:
 
     @cached_property
     def _centres(self) -> np.ndarray[Any, Any]:
-        drawn = generator(self.seed, "synthetic", "centres").normal(size=(self.classes, self.features))
+        drawn = numpy_generator(self.seed, "synthetic", "centres").normal(size=(self.classes, self.features))
         centres: np.ndarray[Any, Any] = (drawn * 4 / np.sqrt(self.features)).astype(np.float32)
         return centres
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """Shape of one input as a model sees it."""
         return (self.features,)
 
     def __len__(self) -> int:
         return self.clients * self.samples
 
     def _client(self, client: int) -> tuple[np.ndarray[Any, Any], np.random.Generator]:
-        rng = generator(self.seed, "synthetic", client)
+        rng = numpy_generator(self.seed, "synthetic", client)
         mine = rng.permutation(self.classes)[: self.labels]
         return mine[rng.integers(0, len(mine), self.samples)], rng
 
@@ -130,8 +129,8 @@ def conflicting(
     """
     if classes < 2:
         raise ValueError(f"a conflict needs at least 2 classes, got {classes}")
-    chosen = read(Sharing, options, "conflicting")
-    rng = generator(chosen.seed, "conflicting")
+    sharing = read(Sharing, options, "conflicting")
+    rng = numpy_generator(sharing.seed, "conflicting")
     total = clients * samples_per_client
     centres = rng.normal(size=(classes, features))
     centres *= 4 / np.linalg.norm(centres, axis=1, keepdims=True)
@@ -146,4 +145,4 @@ def conflicting(
         {"partition": "owner"},
     )
     pool = ArrayPool(Rows(x), Rows(y.astype(np.int64)), image=False)
-    return assemble("conflicting", pool, partition, chosen, classes=classes, about={"dataset": "conflicting"})
+    return assemble("conflicting", pool, partition, sharing, classes=classes, about={"dataset": "conflicting"})

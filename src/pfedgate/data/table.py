@@ -1,17 +1,57 @@
-"""Columns of a CSV or parquet file."""
+"""Your own data in a CSV or parquet file."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pfedgate.data.federation import Federation
+from pfedgate.data.own import from_arrays
 from pfedgate.data.sources import decode_image, need
 
 Array = np.ndarray[Any, Any]
+
+
+def from_table(
+    path: str | Path,
+    *,
+    owner: str = "client",
+    label: str = "label",
+    features: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Federation:
+    """A federation of a CSV or parquet file, one sample per line, with a column that names the client.
+
+    `features` are the input columns, in this order (default: all others). They are numbers, or, in a parquet
+    file, one column of encoded images or of lists of equal length.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "visits.csv"
+    >>> lines = [f"h{i % 3},{i * 0.5},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(30)]
+    >>> _ = file.write_text("\\n".join(["hospital,dose,age,outcome", *lines]))
+    >>> federation = from_table(file, owner="hospital", label="outcome", standardise=True)
+    >>> federation
+    Federation('visits', 3 clients, 30 samples of shape (2,), 2 classes)
+    >>> list(federation.clients), federation.class_names
+    (['h0', 'h1', 'h2'], ('ill', 'well'))
+    """
+    file = Path(path).expanduser()
+    columns = read(file)
+    wanted = [features] if isinstance(features, str) else features
+    inputs = wanted if wanted is not None else [name for name in columns if name not in (owner, label)]
+    for column in (owner, label, *inputs):
+        if column not in columns:
+            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(columns)}")
+    return from_arrays(
+        stack({name: columns[name] for name in inputs}, str(file)),
+        np.asarray(columns[label]),
+        owners=np.asarray(columns[owner]),
+        **{"name": file.stem, **options},
+    )
 
 
 def read(file: Path) -> dict[str, list[Any]]:

@@ -1,30 +1,27 @@
 """The same algorithms on many machines, over Flower.
 
-    settings    an app's recipe with the settings of a run over it
-    parcels     what a message carries: text and bytes, nothing else
-    roll        what nodes tell of themselves, and what the server knows of clients from that
-    fleet       who is there; ask, and wait no longer than the deadline
-    grid        the server's exchange: send, check what comes back, hand it on in order
-    node        a node's side: its data and its answers;  state: its private states, in its own folder
+    messages    parcels, and what a node says of itself at the roll call
+    fleet       the nodes: ask them, and wait no longer than the deadline
+    grid        the server's exchange: send, check each answer, hand updates on in order
+    node        a node's side: its data, its answers, its private states
     flower      ServerApp and ClientApp made of these
-    local       a whole fleet on this machine;  certs: keys and certificates;  init: a ready app
-    processes, proxy    what `local` starts, ended for sure; what passes between nodes and server, counted
+    starter     the files a fleet starts from: a ready app, keys and certificates
+    local       a whole fleet on this machine;  children: its processes, ended for sure
 
-Flower is an extra: this package imports without it, and says what to install when it is needed.
+Flower is an extra: this package imports without it, and names the extra when it is needed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 
-HINT = "Flower is not installed: pip install 'pfedgate[flower]' (or flwr==1.41.0)"
-
 
 class FlowerMissing(ImportError):
     """Something needs the extra `flower`."""
 
 
-def need_flower() -> None:
-    """Fail with what to install, if Flower is not there."""
-    if importlib.util.find_spec("flwr") is None:
-        raise FlowerMissing(HINT)
+def need_flower(*others: str) -> None:
+    """Fail, and name the extra to install, if Flower or one of the `others` is missing."""
+    missing = [name for name in ("flwr", *others) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FlowerMissing(f"Flower is not installed ({', '.join(missing)}): pip install 'pfedgate[flower]'")

@@ -1,31 +1,36 @@
 """The nodes of a Flower grid, as the server sees them: who is there, what they hold, and what they answer in time.
 
-Replies are matched by the id of the message they answer, as Flower's own error replies do not carry their node. Nothing
-here waits longer than it was told to.
+Replies are matched by the id of the message they answer, as Flower's own error replies do not carry their node. Every
+wait ends at its deadline.
+
+Each reply is fetched by a thread of its own. Flower hands out a reply as soon as its header is there and then waits
+for the rest, for minutes if a node falls silent half-way, and raises if the rest is no message. If replies were fetched
+together, one such node would hold up those of all others until their deadline, or end the run.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pfedgate.config.sections import Deploy
-from pfedgate.deploy.collect import Collector
-from pfedgate.deploy.parcels import Parcel, ParcelError, from_records, to_records
-from pfedgate.deploy.roll import Roll, Told
+from pfedgate.deploy.messages import NodeInfo, Parcel, ParcelError, from_records, to_records
 
 POLL = 0.5  # seconds between two looks for replies
 TEND = 5.0  # seconds between two looks for nodes that came back
 AGAIN = 15.0  # seconds until a node that could not answer the roll call is asked again
+GRACE = 1.0  # seconds to wait for replies that are being fetched; a slower fetch goes on in the background
+TOGETHER = 16  # replies fetched at a time
 log = logging.getLogger("flwr")  # the log that `flwr run --stream` and `flwr log` show
 
 
 class QuorumError(RuntimeError):
-    """Too few clients to go on; what was done so far is in the checkpoint."""
+    """Too few clients to go on; the checkpoint holds all rounds before."""
 
 
 @dataclass(frozen=True)
@@ -50,42 +55,42 @@ class Fleet:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid, self.deploy, self.clock, self.sleep = grid, deploy, clock, sleep
-        self.collector = Collector(grid)
         self.homes: dict[str, int] = {}  # client -> node
-        self.told: dict[int, Told] = {}  # what nodes said of themselves
-        self.reasons: dict[int, str] = {}  # why nodes could not
-        self._failed: dict[int, float] = {}  # and when
+        self.nodes: dict[int, NodeInfo] = {}  # by node, its answer to the roll call
+        self.reasons: dict[int, str] = {}  # by node, why it gave none
+        self._failed: dict[int, float] = {}  # by node, when it failed to
         self._calls: dict[str, int] = {}  # roll calls that are not answered yet
+        self._fetches: dict[str, _Fetch] = {}  # fetches under way, by message
 
     def online(self) -> set[int]:
         """Nodes connected now, as far as Flower knows: it notices a death after about a minute."""
         return set(self.grid.get_node_ids())
 
-    def assemble(self) -> Roll:
-        """Wait for the nodes the recipe wants and ask them for their clients."""
+    def assemble(self) -> list[NodeInfo]:
+        """Wait for the nodes the recipe wants, and ask them for their clients."""
         until = self.clock() + self.deploy.start
         while True:
             self.tend()
-            if len(self.told) >= self.deploy.nodes:
+            if len(self.nodes) >= self.deploy.nodes:
                 self._check_claims()
-                return Roll.of(self.told)
+                return list(self.nodes.values())
             if self.clock() >= until:
-                said = "; ".join(f"node {node}: {reason}" for node, reason in self.reasons.items())
+                reasons = "; ".join(f"node {node}: {reason}" for node, reason in self.reasons.items())
                 raise QuorumError(
-                    f"{len(self.told)} of {self.deploy.nodes} nodes ready after {self.deploy.start:.0f} s "
-                    f"({said or 'no other node is connected'}): start nodes, or change deploy.nodes or deploy.start"
+                    f"{len(self.nodes)} of {self.deploy.nodes} nodes ready after {self.deploy.start:.0f} s "
+                    f"({reasons or 'no other node is connected'}): start nodes, or change deploy.nodes or deploy.start"
                 )
             self.sleep(POLL)
 
     def tend(self) -> None:
         """Ask nodes that came or came back which clients they hold, and hear those who were asked; never waits."""
         now, online = self.clock(), self.online()
-        for node in set(self.told) - online:
-            del self.told[node]  # asked anew if it comes back: it may hold other data then
-        # A call that is not answered stays open as long as the node is there: it may only be slow.
-        self.collector.forget(name for name, node in self._calls.items() if node not in online)
+        for node in set(self.nodes) - online:
+            del self.nodes[node]  # asked anew if it comes back: it may hold other data then
+        # An unanswered call stays open as long as its node is online: the node may only be slow.
+        self._forget(name for name, node in self._calls.items() if node not in online)
         self._calls = {name: node for name, node in self._calls.items() if node in online}
-        for node in sorted(online - set(self.told) - set(self._calls.values())):
+        for node in sorted(online - set(self.nodes) - set(self._calls.values())):
             if now - self._failed.get(node, -math.inf) >= AGAIN:
                 self.reasons[node] = "no answer to the roll call yet"
                 name = self._push(node, Parcel({"stage": "roll"}), "query", max(self.deploy.start, 60.0))
@@ -94,20 +99,20 @@ class Fleet:
         for name, answer in self._pull(self._calls).items():
             node = self._calls.pop(name)
             try:
-                told = Told.read(parcel_of(answer).about)
+                info = NodeInfo.read(parcel_of(answer).about)
             except ParcelError as error:
                 self.reasons[node], self._failed[node] = str(error), now
                 log.warning("node %s takes no part: %s", node, error)
                 continue
-            self.told[node] = told
+            self.nodes[node] = info
             self.reasons.pop(node, None)
             # The newest claim holds: a node that restarted without a key has another id.
-            self.homes.update(dict.fromkeys(told.ids(), node))
+            self.homes.update(dict.fromkeys(info.ids, node))
 
     def _check_claims(self) -> None:
         owners: dict[str, int] = {}
-        for node, told in sorted(self.told.items()):
-            for client in told.ids():
+        for node, info in sorted(self.nodes.items()):
+            for client in info.ids:
                 if owners.setdefault(client, node) != node:
                     raise ValueError(
                         f"nodes {owners[client]} and {node} both hold client {client!r}: give every node its own "
@@ -136,7 +141,7 @@ class Fleet:
             if self.clock() - tended >= TEND:
                 self.tend()  # so that a node that comes back now takes part in the next round
                 tended = self.clock()
-        self.collector.forget(waiting)
+        self._forget(waiting)
         for node in waiting.values():
             answers[node] = Failure(f"no answer within {deadline:.0f} s")
         return answers
@@ -145,20 +150,54 @@ class Fleet:
         """Send a message; its id, or nothing if it could not be sent."""
         from flwr.app import Message
 
-        sent = list(self.grid.push_messages([Message(to_records(parcel), node, kind, ttl=ttl)]))
-        return str(sent[0]) if sent and sent[0] else ""
+        names = list(self.grid.push_messages([Message(to_records(parcel), node, kind, ttl=ttl)]))
+        return str(names[0]) if names and names[0] else ""
 
     def _pull(self, waiting: Mapping[str, int]) -> dict[str, Answer]:
-        """What has come of these messages; of an answer that came twice, the first."""
-        found: dict[str, Answer] = {}
-        for name, fetched in self.collector.collect(waiting).items():
-            if isinstance(fetched, Exception):
-                found[name] = Failure(f"its answer could not be read: {type(fetched).__name__}: {fetched}")
+        """The answers to these messages that are there; the first, if one came twice."""
+        answers: dict[str, Answer] = {}
+        for name, replies in self._fetch(list(waiting)).items():
+            if isinstance(replies, Exception):
+                answers[name] = Failure(f"its answer could not be read: {type(replies).__name__}: {replies}")
                 continue
-            for reply in fetched:
-                if reply.metadata.reply_to_message_id == name and name not in found:
-                    found[name] = _opened(reply, waiting[name])
-        return found
+            for reply in replies:
+                if reply.metadata.reply_to_message_id == name and name not in answers:
+                    answers[name] = _opened(reply, waiting[name])
+        return answers
+
+    def _fetch(self, names: list[str]) -> dict[str, list[Any] | Exception]:
+        """By message, Flower's replies or why they could not be read; no entry where there is none yet."""
+        for at in range(0, len(names), TOGETHER):
+            fetches = {n: _Fetch(self.grid, n) for n in names[at : at + TOGETHER] if n not in self._fetches}
+            self._fetches |= fetches
+            for fetch in fetches.values():
+                fetch.start()
+            until = time.monotonic() + GRACE
+            for fetch in fetches.values():
+                fetch.join(max(0.0, until - time.monotonic()))
+        ended = {name: self._fetches.pop(name).replies for name in names if not self._fetches[name].is_alive()}
+        return {name: replies for name, replies in ended.items() if replies != []}
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Stop waiting for these; replies that still come are thrown away."""
+        for name in names:
+            self._fetches.pop(name, None)
+
+
+class _Fetch(threading.Thread):
+    """One look for the replies to one message; a daemon, so that one that hangs does not outlive the server."""
+
+    def __init__(self, grid: Any, name: str) -> None:
+        super().__init__(name=f"reply to {name}", daemon=True)
+        self.grid, self.message = grid, name
+        self.replies: list[Any] | Exception = []
+
+    def run(self) -> None:
+        """Pull the replies; a failure to read them is noted, in whatever way Flower fails."""
+        try:
+            self.replies = list(self.grid.pull_messages([self.message]))
+        except Exception as error:
+            self.replies = error
 
 
 def _opened(reply: Any, node: int) -> Answer:

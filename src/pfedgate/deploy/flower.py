@@ -4,14 +4,15 @@
     app = client_app("recipe.toml")                       # client.py
     app = client_app("recipe.toml", data=my_function)     # a node's own data, made by a function of its --node-config
 
-Run config (`flwr run . fleet -c '…'`): set = settings over the recipe; folder = where the server keeps metrics and
-checkpoints, and from where a new run goes on; state-dir = where nodes without a setting of their own keep private
-states. The server loop is `pfedgate.engine.server.run`, the algorithms are those of `pfedgate run`.
+Run config (`flwr run . fleet -c '…'`): `set` = settings over the recipe, separated by semicolons; `folder` = where the
+server keeps metrics and checkpoints, and from where a new run goes on; `state-dir` = where nodes without a setting of
+their own keep private states. The server loop is `pfedgate.engine.server.run`, as for `pfedgate run`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import uuid
@@ -20,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate import experiment
-from pfedgate.config.recipe import GIVEN, Named, Recipe
-from pfedgate.deploy import need_flower, settings
+from pfedgate.config import recipe as config
+from pfedgate.config.recipe import Recipe
+from pfedgate.deploy import need_flower
 from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.grid import GridExchange
+from pfedgate.deploy.messages import NodeInfo, Roll, from_records, to_records
 from pfedgate.deploy.node import Data, Node
-from pfedgate.deploy.parcels import from_records, to_records
-from pfedgate.deploy.roll import Roll, Told
 from pfedgate.engine import server as engine
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.server import Result
@@ -34,10 +35,22 @@ from pfedgate.engine.store import write_atomically
 from pfedgate.runs import folder as runfolder
 
 JOURNAL = "deploy.json"
+Source = str | Path | Mapping[str, Any]
 log = logging.getLogger("flwr")
 
 
-def server_app(recipe: str | Path | Mapping[str, Any], *, model: Any = None) -> Any:
+def read(source: Source, run_config: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe of an app with the settings of a run over it.
+
+    >>> recipe = read({"train": {"rounds": 5}}, {"set": "train.rounds=2; deploy.quorum=1"})
+    >>> recipe.train.rounds, recipe.deploy.quorum
+    (2, 1.0)
+    """
+    settings = [text.strip() for text in str((run_config or {}).get("set", "")).split(";")]
+    return config.resolve(source, config.settings([text for text in settings if text]))
+
+
+def server_app(recipe: Source, *, model: Any = None) -> Any:
     """A ServerApp that runs this recipe."""
     need_flower()
     from flwr.serverapp import ServerApp
@@ -46,12 +59,12 @@ def server_app(recipe: str | Path | Mapping[str, Any], *, model: Any = None) -> 
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Any, context: Any) -> None:
-        serve(grid, settings.read(recipe, context.run_config), str(context.run_config.get("folder", "")), model=model)
+        serve(grid, read(recipe, context.run_config), str(context.run_config.get("folder", "")), model=model)
 
     return app
 
 
-def client_app(recipe: str | Path | Mapping[str, Any], *, data: Data | None = None, model: Any = None) -> Any:
+def client_app(recipe: Source, *, data: Data | None = None, model: Any = None) -> Any:
     """A ClientApp for the same recipe; `data` makes a node's federation of its --node-config."""
     need_flower()
     from flwr.app import Message
@@ -59,10 +72,14 @@ def client_app(recipe: str | Path | Mapping[str, Any], *, data: Data | None = No
 
     app = ClientApp()
 
+    @functools.lru_cache(maxsize=8)  # a process that serves several messages loads data and plans the model once
+    def node(node_config: str, run_config: str) -> Node:
+        settings = json.loads(run_config)
+        return Node(read(recipe, settings), json.loads(node_config), settings, data=data, model=model)
+
     def answer(message: Any, context: Any) -> Any:
-        chosen = settings.read(recipe, context.run_config)
-        node = Node(chosen, context.node_config, context.run_config, data=data, model=model)
-        return Message(to_records(node.answer(from_records(message.content))), reply_to=message)
+        configs = (json.dumps(dict(config)) for config in (context.node_config, context.run_config))
+        return Message(to_records(node(*configs).answer(from_records(message.content))), reply_to=message)
 
     for kind in (app.query, app.train, app.evaluate):
         kind()(answer)
@@ -72,29 +89,25 @@ def client_app(recipe: str | Path | Mapping[str, Any], *, data: Data | None = No
 def serve(grid: Any, recipe: Recipe, folder: str = "", *, model: Any = None, fleet: Fleet | None = None) -> Result:
     """The server of a deployed run: roll call, then the engine's rounds over the grid."""
     fleet = fleet or Fleet(grid, recipe.deploy)
-    keep = Path(folder).expanduser() if folder else None
-    if keep is None:
+    place = Path(folder).expanduser() if folder else None
+    if place is None:
         log.warning("no folder is set: if this server dies, the run starts anew")
     else:
-        _open(keep, recipe)
-    roll = fleet.assemble()
-    journal = Journal.read(keep)
-    roll = roll.joined(journal.roll)
-    made = experiment.plan(dataclasses.replace(recipe, data=Named(GIVEN)), data=roll, model=model)
-    cards = roll.cards(made.options.budget, made.options.seed)
-    log.info("%s clients on %s nodes, %s", len(cards.clients), len(fleet.told), recipe.algorithm.name)
+        _open(place, recipe)
+    nodes = fleet.assemble()
+    journal = Journal.read(place)
+    roll = Roll(nodes).joined(journal.roll)
+    algorithm, options = experiment.build(recipe, roll.shape, model), recipe.options()
+    cards = roll.cards(options.budget, options.seed)
+    log.info("%s clients on %s nodes, %s", len(cards.clients), len(nodes), recipe.algorithm.name)
 
     def reach(algorithm: Any, federation: Any, store: Any, device: Any) -> GridExchange:
         number = store.tag.partition("-")[0]
-        started = journal.begun(int(number) if number.isdigit() else 0, roll)
-        started.write(keep)
-        return GridExchange(
-            algorithm, federation, store, fleet=fleet, experiment=started.experiment, starts=started.starts
-        )
+        start = journal.begun(int(number) if number.isdigit() else 0, roll)
+        start.write(place)
+        return GridExchange(algorithm, federation, store, fleet=fleet, experiment=start.experiment, starts=start.starts)
 
-    return engine.run(
-        made.algorithm, cards, made.options, exchange=reach, folder=keep, resume=True, callbacks=[_report]
-    )
+    return engine.run(algorithm, cards, options, exchange=reach, folder=place, resume=True, callbacks=[_report])
 
 
 def _open(folder: Path, recipe: Recipe) -> None:
@@ -109,7 +122,7 @@ def _open(folder: Path, recipe: Recipe) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Journal:
-    """What a server must remember beside its checkpoint: the experiment, its own starts, and everyone it has met."""
+    """The server's memory beside its checkpoint: the experiment, its own starts, and everyone it has met."""
 
     experiment: str
     starts: tuple[int, ...] = ()  # the commit at which each start of the server took up work
@@ -117,26 +130,23 @@ class Journal:
 
     @classmethod
     def read(cls, folder: Path | None) -> Journal:
-        """From a run's folder; a new one if there is none."""
+        """The journal in a run's folder; a new one if there is none."""
         path = None if folder is None else folder / JOURNAL
         if path is None or not path.exists():
             return cls(uuid.uuid4().hex)
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return cls(kept["experiment"], tuple(kept["starts"]), Roll([Told.read(told) for told in kept["roll"]]))
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return cls(entry["experiment"], tuple(entry["starts"]), Roll([NodeInfo.read(node) for node in entry["roll"]]))
 
     def begun(self, commit: int, roll: Roll) -> Journal:
-        """With one more start."""
+        """The journal with one more start."""
         return Journal(self.experiment, (*self.starts, commit), roll)
 
     def write(self, folder: Path | None) -> None:
-        """Into a run's folder, before the first message of a start is sent."""
+        """Write it into a run's folder, before the first message of a start is sent."""
         if folder is not None and self.roll is not None:
-            kept = {
-                "experiment": self.experiment,
-                "starts": self.starts,
-                "roll": [t.plain() for t in self.roll.answers],
-            }
-            write_atomically(folder / JOURNAL, json.dumps(kept, indent=1).encode(), sync=True)
+            nodes = [node.plain() for node in self.roll.nodes]
+            entry = {"experiment": self.experiment, "starts": self.starts, "roll": nodes}
+            write_atomically(folder / JOURNAL, json.dumps(entry, indent=1).encode(), sync=True)
 
 
 def _report(event: Record) -> None:

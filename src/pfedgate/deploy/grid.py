@@ -1,7 +1,7 @@
-"""The server's exchange over a Flower grid: send to nodes, check what comes back, hand it on in order.
+"""The server's exchange over a Flower grid: send to nodes, check each answer, hand updates on in order.
 
-A node holds one client or several and gets one message a round. Whatever is late, comes twice, belongs to another
-round or client, or cannot be an update is left out with its reason; a round needs a quorum of what is left.
+A node holds one client or several and gets one message a round. An update is left out, with its reason, if it is late,
+comes twice, belongs to another round or client, or cannot be an update; a round needs a quorum of the rest.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.types import Card, Round, State
 from pfedgate.deploy.fleet import Answer, Fleet, QuorumError, parcel_of
-from pfedgate.deploy.parcels import Parcel, ParcelError
+from pfedgate.deploy.messages import Parcel, ParcelError
 from pfedgate.engine import wire
-from pfedgate.engine.endpoint import Reply, Scored
+from pfedgate.engine.endpoint import Reply, Scored, checked
 from pfedgate.engine.store import Store
 from pfedgate.training.fit import Score
 
@@ -46,22 +47,21 @@ class GridExchange:
         cards = [card for chunk in chunks for card in chunk]
         gots = {card.id: self.algorithm.send(server, card, round) for card in cards}
         answers, downs = self._send("train", cards, gots, round, ())
-
-        def reply(card: Card) -> Reply:
-            return self._reply(card, gots[card.id], answers, round, downs.get(card.id, 0))
-
-        # Opened twice, so that only one update at a time is held as tensors.
-        reasons = {card.id: one.reason for card in cards if (one := reply(card)).update is None}
-        good = len(cards) - len(reasons)
+        # A quorum needs all verdicts before the first update is merged. Each answer is let go when it is opened.
+        replies = deque(
+            self._reply(card, gots[card.id], answers.pop(card.id, None), round, downs.get(card.id, 0)) for card in cards
+        )
+        usable = sum(reply.update is not None for reply in replies)
         needed = max(1, math.ceil(self.fleet.deploy.quorum * len(cards)))
-        if good < needed:
-            said = "; ".join(f"{client}: {reason}" for client, reason in reasons.items())
+        if usable < needed:
+            reasons = "; ".join(f"{reply.card.id}: {reply.reason}" for reply in replies if reply.update is None)
             raise QuorumError(
-                f"round {round.index + 1}: {good} of {len(cards)} clients sent a usable update within "
-                f"{self.fleet.deploy.deadline:.0f} s, {needed} are needed ({said}). Start the same run again to go on "
-                "from the last checkpoint, or change deploy.deadline or deploy.quorum"
+                f"round {round.index + 1}: {usable} of {len(cards)} clients sent a usable update within "
+                f"{self.fleet.deploy.deadline:.0f} s, {needed} are needed ({reasons}). Start the same run again to go "
+                "on from the last checkpoint, or change deploy.deadline or deploy.quorum"
             )
-        yield from map(reply, cards)
+        while replies:
+            yield replies.popleft()  # a merged update is let go
 
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of the clients that answered in time: models are scored where the data is, numbers travel."""
@@ -70,19 +70,17 @@ class GridExchange:
         answers, _ = self._send("evaluate", everyone, gots, round, points)
         for card in everyone:
             try:
-                told = self._told(card, answers)
-                yield from _scores(card, told, points)
+                yield from _scores(card, _result(card, answers.get(card.id))[0], points)
             except (ParcelError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 log.warning("round %s: no score of client %r: %s", round.index + 1, card.id, error)
 
     def close(self) -> None:
         """Nothing to stop: nodes stay."""
 
-    # -- parts
     def _send(
         self, stage: str, cards: Sequence[Card], gots: Mapping[str, State], round: Round, points: Sequence[str]
     ) -> tuple[dict[str, Answer], dict[str, int]]:
-        """Ask every node that holds some of these clients: what it said, and the bytes sent, for each client."""
+        """Ask every node that holds some of these clients: its answer, and the bytes sent, for each client."""
         self.fleet.tend()
         online, by_node = self.fleet.online(), dict[int, list[Card]]()
         for card in cards:
@@ -102,11 +100,11 @@ class GridExchange:
         }
         parcels, downs = {}, dict[str, int]()
         packed: dict[int, bytes] = {}  # most clients get the very same State: pack it once
-        for node, held in by_node.items():
+        for node, residents in by_node.items():
             bodies: list[bytes] = []
             places: dict[int, int] = {}
             jobs = []
-            for card in held:
+            for card in residents:
                 got = gots[card.id]
                 if id(got) not in packed:
                     packed[id(got)] = wire.pack(got) if got else b""
@@ -116,50 +114,48 @@ class GridExchange:
                 downs[card.id] = len(packed[id(got)])
                 jobs.append({"card": dataclasses.asdict(card), "body": places[id(got)]})
             parcels[node] = Parcel({**about, "jobs": jobs}, bodies)
-        said = self.fleet.ask(parcels, stage, self.fleet.deploy.deadline)
-        # By client, as it was asked: meanwhile a client may have come back on another node.
-        return {card.id: said[node] for node, held in by_node.items() for card in held}, downs
+        answers = self.fleet.ask(parcels, stage, self.fleet.deploy.deadline)
+        # Clients keep the node that was asked: meanwhile a client may have come back on another one.
+        return {card.id: answers[node] for node, residents in by_node.items() for card in residents}, downs
 
-    def _told(self, card: Card, answers: Mapping[str, Answer]) -> Mapping[str, Any]:
-        if card.id not in answers:
-            raise ParcelError("its node is not connected")
-        parcel = parcel_of(answers[card.id])
-        found = parcel.about.get("clients")
-        told = found.get(card.id) if isinstance(found, dict) else None
-        if not isinstance(told, dict):
-            raise ParcelError("its node answered without it")
-        if "error" in told:
-            raise ParcelError(str(told["error"]))
-        return {**told, "parcel": parcel}
-
-    def _reply(self, card: Card, got: State, answers: Mapping[str, Answer], round: Round, down: int) -> Reply:
+    def _reply(self, card: Card, got: State, answer: Answer | None, round: Round, down: int) -> Reply:
+        """One client's reply out of its node's answer, opened and checked."""
         try:
-            told = self._told(card, answers)
-            message = told["parcel"].body(told.get("body"))
+            result, parcel = _result(card, answer)
+            message = parcel.body(result.get("body"))
             arrived = wire.decode(message)
         except (ParcelError, wire.WireError) as error:
             return Reply(card, None, down, 0, str(error))
-        reason = self._fault(card, got, arrived, round)
-        if reason:
-            return Reply(card, None, down, len(message), reason)
-        return Reply(card, arrived.update, down, len(message) if arrived.update.shared else 0)
-
-    def _fault(self, card: Card, got: State, arrived: wire.Arrived, round: Round) -> str:
         if arrived.client != card.id:
-            return f"the update is that of client {arrived.client!r}"
+            return Reply(card, None, down, len(message), f"the update is that of client {arrived.client!r}")
         if arrived.round != round.index:
-            return f"the update is that of round {arrived.round + 1}"
-        return wire.fault(arrived.update) or self.algorithm.check(got, arrived.update) or ""
+            return Reply(card, None, down, len(message), f"the update is that of round {arrived.round + 1}")
+        up = len(message) if arrived.update.shared else 0
+        return checked(self.algorithm, got, Reply(card, arrived.update, down, up))
 
 
-def _scores(card: Card, told: Mapping[str, Any], points: Sequence[str]) -> list[Scored]:
-    """Scores as a node told them, checked."""
-    found = []
+def _result(card: Card, answer: Answer | None) -> tuple[dict[str, Any], Parcel]:
+    """The entry of one client in its node's answer, and the parcel it came in."""
+    if answer is None:
+        raise ParcelError("its node is not connected")
+    parcel = parcel_of(answer)
+    entries = parcel.about.get("clients")
+    result = entries.get(card.id) if isinstance(entries, dict) else None
+    if not isinstance(result, dict):
+        raise ParcelError("its node answered without it")
+    if "error" in result:
+        raise ParcelError(str(result["error"]))
+    return result, parcel
+
+
+def _scores(card: Card, result: Mapping[str, Any], points: Sequence[str]) -> list[Scored]:
+    """Scores out of a node's answer, checked."""
+    scores = []
     for point in points:
-        score = told["scores"][point]
-        test, val = (Score(int(n), *map(float, rest)) for n, *rest in (score["test"], score["val"]))
+        entry = result["scores"][point]
+        test, val = (Score(int(n), *map(float, rest)) for n, *rest in (entry["test"], entry["val"]))
         if min(test.n, val.n) < 0:
             raise ValueError("a score over fewer than no samples")
-        stats = {str(name): float(value) for name, value in score["stats"].items()}
-        found.append(Scored(card.id, point, test, val, stats))
-    return found
+        stats = {str(name): float(value) for name, value in entry["stats"].items()}
+        scores.append(Scored(card.id, point, test, val, stats))
+    return scores

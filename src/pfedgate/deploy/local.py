@@ -17,22 +17,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pfedgate.config import toml
-from pfedgate.deploy import FlowerMissing, certs, need_flower
-from pfedgate.deploy import template as init
+from pfedgate.deploy import FlowerMissing, need_flower
 from pfedgate.deploy.children import FleetError, Process, lines, stop, sweep
-from pfedgate.deploy.proxy import Proxy
+from pfedgate.deploy.starter import make_keys, write_app
 
 HOST, NAME = "127.0.0.1", "fleet"
 UP = 120.0  # seconds for the SuperLink to listen, and for it to answer: it imports much, and machines are slow
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses now."""
+    """A port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -43,7 +42,7 @@ class LocalFleet:
 
     `simulate`, such as {"num-cpus": 1, "num-gpus": 0.25}, makes the nodes Ray actors with these resources instead of
     SuperNodes (Ray must be installed; no keys then). `configs` are the nodes' settings, over partition-id and
-    state-dir; `states` is where their private states live; `tap` makes a proxy to a port that nodes go through.
+    state-dir; `states` is where their private states live.
     """
 
     def __init__(
@@ -55,31 +54,25 @@ class LocalFleet:
         simulate: Mapping[str, float] | None = None,
         configs: Sequence[Mapping[str, Any]] | None = None,
         states: str | Path | None = None,
-        tap: Callable[[int], Proxy] | None = None,
         patience: float = UP,
     ) -> None:
-        need_flower()
+        need_flower("psutil", "trustme")
         if nodes < 1:
             raise ValueError(f"a fleet has at least one node, got {nodes}")
         self.folder, self.nodes, self.patience = Path(folder).resolve(), nodes, patience
         self.simulate, self.secure = simulate, secure and simulate is None
         if simulate is not None and importlib.util.find_spec("ray") is None:
             raise FlowerMissing("simulation on Ray needs Ray: pip install 'pfedgate[simulation]'")
-        given = configs or [{}] * nodes
         places = Path(states or folder).resolve()
-        shares = [{"partition-id": at, "num-partitions": nodes} for at in range(nodes)]
-        self.configs = [
-            {**({} if "data-dir" in own else share), "state-dir": str(places / f"node-{at}"), **own}
-            for at, (share, own) in enumerate(zip(shares, given, strict=True))
-        ]
+        self.configs = []
+        for at, own in zip(range(nodes), configs or [{}] * nodes, strict=True):
+            share = {} if "data-dir" in own else {"partition-id": at, "num-partitions": nodes}
+            self.configs.append({**share, "state-dir": str(places / f"node-{at}"), **own})
         self.port = 0
-        self.tap = tap
-        self.proxy: Proxy | None = None
         self.link: Process | None = None
         self.started: dict[int, Process] = {}
         self._all: list[Process] = []
 
-    # -- life
     def __enter__(self) -> LocalFleet:
         try:
             self.start_link()
@@ -99,7 +92,7 @@ class LocalFleet:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         options = ["--insecure"]
         if self.secure:
-            keys = certs.make(self.folder / "keys", hosts=(HOST, "localhost"), nodes=self.nodes)
+            keys = make_keys(self.folder / "keys", hosts=(HOST, "localhost"), nodes=self.nodes)
             pairs = [("ssl-ca-certfile", "ca.crt"), ("ssl-certfile", "server.crt"), ("ssl-keyfile", "server.key")]
             options = [part for option, file in pairs for part in (f"--{option}", str(keys / file))]
             options.append("--enable-supernode-auth")
@@ -112,8 +105,6 @@ class LocalFleet:
             "--disable-runtime-dependency-installation", "--database", str(self.folder / "link.db"),
         )  # fmt: skip
         self._wait_for(self.port, self.link)
-        if self.tap is not None and self.proxy is None:
-            self.proxy = self.tap(self.port)
         trust = f"root-certificates = {toml.dump(str(self.folder / 'keys' / 'ca.crt'))}"
         address = f'[superlink.{NAME}]\naddress = "{HOST}:{self.port}"\n'
         text = address + (trust if self.secure else "insecure = true") + "\n"
@@ -129,13 +120,16 @@ class LocalFleet:
             keys = self.folder / "keys"
             options = ["--root-certificates", str(keys / "ca.crt")]
             options += ["--auth-supernode-private-key", str(keys / (key or f"node-{at}"))]
-        port = self.proxy.port if self.proxy else self.port
         config = " ".join(f"{name}={toml.dump(value)}" for name, value in self.configs[at].items())
         self.started[at] = self._start(
-            f"node-{at}", "flower-supernode", "--superlink", f"{HOST}:{port}", *options,
+            f"node-{at}", "flower-supernode", "--superlink", f"{HOST}:{self.gateway()}", *options,
             "--host", HOST, "--port", str(free_port()), "--node-config", config,
         )  # fmt: skip
         return self.started[at]
+
+    def gateway(self) -> int:
+        """The port that nodes connect to; a subclass may put a proxy between them and the SuperLink."""
+        return self.port
 
     def close(self) -> None:
         """Stop everything that was started here, nodes first: they tell the server that they leave."""
@@ -145,22 +139,19 @@ class LocalFleet:
             sweep(f"FLWR_HOME={self.folder / 'home'}")
         self._all.clear()
         self.started.clear()
-        if self.proxy is not None:
-            self.proxy.close()
 
-    # -- use
     def run(
         self, app: str | Path, config: Mapping[str, Any] | None = None, *, timeout: float = 3600.0
     ) -> Iterator[str]:
         """Run an app and yield its log, line by line; an error if it did not complete, or not in time."""
-        chosen = self.folder / "run.toml"
+        settings = self.folder / "run.toml"
         text = "".join(f"{name} = {toml.dump(value)}\n" for name, value in (config or {}).items())
-        chosen.write_text(text, encoding="utf-8")
-        options = ["--run-config", str(chosen)] if text else []
+        settings.write_text(text, encoding="utf-8")
+        options = ["--run-config", str(settings)] if text else []
         if self.simulate is not None:
             each = {f"client-resources-{name}": value for name, value in self.simulate.items()}
-            told = " ".join(f"{name}={value:g}" for name, value in {"num-supernodes": self.nodes, **each}.items())
-            options += ["--federation-config", told]
+            resources = {"num-supernodes": self.nodes, **each}.items()
+            options += ["--federation-config", " ".join(f"{name}={value:g}" for name, value in resources)]
         process = self._popen(
             [program("flwr"), "run", str(Path(app).resolve()), NAME, "--stream", *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -176,19 +167,19 @@ class LocalFleet:
             raise FleetError(f"the run is {status}, not completed: see above, and the logs in {self.folder / 'logs'}")
 
     def status(self) -> str:
-        """Of the last run."""
+        """The status of the last run, in Flower's words."""
         until = time.monotonic() + self.patience
         while True:
-            told = json.loads(self.flwr("ls", NAME, "--limit", "1", "--format", "json"))
-            if "runs" in told:
-                return str(told["runs"][0]["status"]) if told["runs"] else "never started"
+            listing = json.loads(self.flwr("ls", NAME, "--limit", "1", "--format", "json"))
+            if "runs" in listing:
+                return str(listing["runs"][0]["status"]) if listing["runs"] else "never started"
             # Failures come as JSON, too, and exit with 0; on a busy machine the next try succeeds.
             if time.monotonic() > until:
-                raise FleetError(f"flwr ls failed: {told.get('error-message', told)}")
+                raise FleetError(f"flwr ls failed: {listing.get('error-message', listing)}")
             time.sleep(1)
 
     def flwr(self, *words: str) -> str:
-        """What `flwr …` says; an error if it fails, or says nothing in time."""
+        """The output of `flwr …`; an error if it fails, or does not end in time."""
         command = [program("flwr"), *words]
         try:
             done = subprocess.run(
@@ -201,11 +192,11 @@ class LocalFleet:
         return done.stdout
 
     def log(self, name: str) -> str:
-        """What `link` or `node-0` has said so far."""
+        """The log of `link` or `node-0` so far."""
         return (self.folder / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def environment(self) -> dict[str, str]:
-        """Of every process: a home of its own, no telemetry, one thread, our programs first."""
+        """The environment of every process: a home of its own, no telemetry, one thread, our programs first."""
         return {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -226,10 +217,10 @@ class LocalFleet:
         self._all.append(process)
         return process
 
-    def _popen(self, command: Sequence[str], **given: Any) -> Process:
+    def _popen(self, command: Sequence[str], **options: Any) -> Process:
         # A session of its own: its children are in its group, and Ctrl-C is ours to handle.
         return subprocess.Popen(
-            command, env=self.environment(), stdin=subprocess.DEVNULL, start_new_session=True, **given
+            command, env=self.environment(), stdin=subprocess.DEVNULL, start_new_session=True, **options
         )
 
     def _wait_for(self, port: int, process: Process) -> None:
@@ -243,8 +234,8 @@ class LocalFleet:
 
 def program(name: str) -> str:
     """A program of the environment this Python belongs to."""
-    found = Path(sys.executable).parent / name
-    return str(found) if found.exists() else name
+    path = Path(sys.executable).parent / name
+    return str(path) if path.exists() else name
 
 
 def once(
@@ -264,9 +255,9 @@ def once(
     """
     app = Path(source) if source is not None and Path(source).is_dir() else None
     if app is None:
-        app = init.write(Path(work) / "app", source)
-    settled = "; ".join([f"deploy.nodes={nodes}", *given])
+        app = write_app(Path(work) / "app", source)
     states = Path(out).resolve() / "nodes"  # private states stay beside the run, so that it can go on with them
-    config = {"folder": str(Path(out).resolve()), "set": settled, "state-dir": str(states)}
+    settings = "; ".join([f"deploy.nodes={nodes}", *given])
+    config = {"folder": str(Path(out).resolve()), "set": settings, "state-dir": str(states)}
     with LocalFleet(Path(work) / "fleet", nodes=nodes, secure=secure, simulate=simulate, states=states) as fleet:
         yield from fleet.run(app, config, timeout=timeout)

@@ -49,13 +49,13 @@ class Checkpoint:
 def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
     """What must not change when a run is resumed, as text."""
     task = algorithm.task
-    found: dict[str, Any] = {"algorithm": algorithm.name or type(algorithm).__qualname__}
-    found |= {f"algorithm.{name}": value for name, value in algorithm.options().items()}
-    found |= {f"task.{n}": getattr(task, n) for n in ("optim", "schedule", "batch", "epochs", "steps", "drop_last")}
-    found |= {n: getattr(options, n) for n in ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")}
+    values: dict[str, Any] = {"algorithm": algorithm.name or type(algorithm).__qualname__}
+    values |= {f"algorithm.{name}": value for name, value in algorithm.options().items()}
+    values |= {f"task.{n}": getattr(task, n) for n in ("optim", "schedule", "batch", "epochs", "steps", "drop_last")}
+    values |= {n: getattr(options, n) for n in ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")}
     if task.schedule.name in ("multi_step", "cosine"):
-        found["rounds"] = options.rounds  # the schedule depends on it; a constant one may be continued
-    texts = {name: repr(value) for name, value in found.items()}
+        values["rounds"] = options.rounds  # the schedule depends on it; a constant one may be continued
+    texts = {name: repr(value) for name, value in values.items()}
     return {n: t if len(t) < 200 else hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for n, t in texts.items()}
 
 
@@ -71,8 +71,9 @@ def alone(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        told = f"another process is training in {path}: `pfedgate watch {path}` shows how far it is"
-        raise FolderBusy(told) from None
+        raise FolderBusy(
+            f"another process is training in {path}: `pfedgate watch {path}` shows how far it is"
+        ) from None
     try:
         yield
     finally:
@@ -102,22 +103,24 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
             return None
         with safe_open(self._checkpoint, "pt") as file:
-            kept = json.loads(file.metadata()["pfedgate"])
-        if kept["format"] != FORMAT:
-            raise ValueError(f"{self._checkpoint} has format {kept['format']}, this version reads {FORMAT}")
-        changed = [] if about is None else sorted(n for n in about if about[n] != kept["about"].get(n, about[n]))
-        if changed and about is not None:
-            said = "; ".join(f"{name} was {kept['about'][name]}, is {about[name]}" for name in changed)
+            header = json.loads(file.metadata()["pfedgate"])
+        if header["format"] != FORMAT:
+            raise ValueError(f"{self._checkpoint} has format {header['format']}, this version reads {FORMAT}")
+        # Optim had an option more once; a run that did not use it goes on.
+        before = {name: text.replace(", persist_momentum=False", "") for name, text in header["about"].items()}
+        after = {name: text for name, text in (about or {}).items() if before.get(name, text) != text}
+        if after:
+            said = "; ".join(f"{name} was {before[name]}, is {after[name]}" for name in sorted(after))
             raise ValueError(f"{self.path} cannot be resumed with other settings: {said}")
-        for name, length in kept["lengths"].items():
+        for name, length in header["lengths"].items():
             os.truncate(self.path / name, length)
         history = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
         if [record["round"] for record in history] != list(range(1, len(history) + 1)):
             raise ValueError(f"{self.path}/metrics.jsonl does not have every round once: begin anew in another folder")
-        return Checkpoint(load(self._checkpoint.read_bytes()), history, kept["commit"])
+        return Checkpoint(load(self._checkpoint.read_bytes()), history, header["commit"])
 
     def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:
-        """Add a round's lines."""
+        """Append a round to the files of `LINES`."""
         lines = ([record], replies, [{"round": record["round"], **timing}])
         for name, records in zip(LINES, lines, strict=True):
             with (self.path / name).open("a") as file:
@@ -126,8 +129,8 @@ class RunFolder:
     def save(self, checkpoint: Checkpoint, about: dict[str, str]) -> None:
         """Put a checkpoint in place of the last one, in one step."""
         lengths = {name: (self.path / name).stat().st_size for name in LINES}
-        kept = {"format": FORMAT, "commit": checkpoint.commit, "lengths": lengths, "about": about}
-        write_atomically(self._checkpoint, pack_file(checkpoint.server, {"pfedgate": json.dumps(kept)}), sync=True)
+        header = {"format": FORMAT, "commit": checkpoint.commit, "lengths": lengths, "about": about}
+        write_atomically(self._checkpoint, pack_file(checkpoint.server, {"pfedgate": json.dumps(header)}), sync=True)
 
     def keep_best(self, server: State, store: DiskStore, round: int) -> None:
         """Keep the State that is best on validation so far, with the private states that belong to it."""
@@ -166,11 +169,11 @@ class RunFolder:
         costs: dict[str, dict[str, float]] = {}
         with (self.path / "participation.jsonl").open() as file:
             for line in file:
-                told = json.loads(line)
-                cost = costs.setdefault(told.pop("client"), {"rounds": 0})
+                numbers = json.loads(line)
+                cost = costs.setdefault(numbers.pop("client"), {"rounds": 0})
                 cost["rounds"] += 1
-                del told["round"]
-                for name, value in told.items():
+                del numbers["round"]
+                for name, value in numbers.items():
                     if value is not None:
                         cost[name] = cost.get(name, 0.0) + value
         for cost in costs.values():

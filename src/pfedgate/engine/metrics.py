@@ -36,23 +36,19 @@ def summarise(scores: Sequence[Scored]) -> Record:
     }
     for name in sorted({name for s in scores for name in s.stats}):
         record[name] = _mean([(1, s.stats[name]) for s in scores if name in s.stats])
-    return clean(record)
+    return clean(record)  # type: ignore[no-any-return]
 
 
-def clean(record: Record) -> Record:
-    """None instead of NaN and infinity, which JSON does not have.
+def clean(value: Any) -> Any:
+    """None instead of NaN and infinity, which JSON does not have, at any depth.
 
     >>> clean({"a": math.nan, "b": 1.0, "c": {"d": [math.inf, 2]}})
     {'a': None, 'b': 1.0, 'c': {'d': [None, 2]}}
     """
-    return {name: _clean(value) for name, value in record.items()}
-
-
-def _clean(value: Any) -> Any:
     if isinstance(value, dict):
-        return clean(value)
+        return {name: clean(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(part) for part in value]
+        return list(map(clean, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -76,13 +72,13 @@ def overall(history: Sequence[Record]) -> Record:
     summary: Record = {"rounds": len(history)}
     evaluated = [record for record in history if "after_broadcast" in record]
     if evaluated:
-        last = evaluated[-1]["after_broadcast"]
-        best = best_round(history)
+        scores = {record["round"]: record["after_broadcast"] for record in evaluated}
+        last, best = evaluated[-1]["after_broadcast"], best_round(history)
+        at_best = last if best is None else scores[best]
         summary |= {name: value for name, value in last.items() if not name.startswith("val_")}
-        summary["best_round"] = best
-        chosen = next((r["after_broadcast"] for r in evaluated if r["round"] == best), last)
-        summary["best_accuracy"], summary["best_bottom_decile"] = chosen["accuracy"], chosen["bottom_decile"]
-        curve = [(record["round"], record["after_broadcast"]["accuracy"]) for record in evaluated]
+        summary |= {"best_round": best, "best_accuracy": at_best["accuracy"]}
+        summary["best_bottom_decile"] = at_best["bottom_decile"]
+        curve = [(round, score["accuracy"]) for round, score in scores.items()]
         summary["rounds_to_80"], summary["rounds_to_90"] = rounds_to(0.8, curve), rounds_to(0.9, curve)
         if "after_local" in evaluated[-1]:
             summary["accuracy_after_local"] = evaluated[-1]["after_local"]["accuracy"]
@@ -107,12 +103,17 @@ def best_round(history: Sequence[Record]) -> int | None:
 
 def means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means of the numbers that came with updates, by name; FLOPs are summed."""
-    names = sorted({name for metrics in updates for name in metrics})
-    found = {name: [float(m[name]) for m in updates if name in m] for name in names}
-    return clean({n: math.fsum(v) if n == "flops" else math.fsum(v) / len(v) for n, v in found.items()})
+    columns: dict[str, list[float]] = {}
+    for numbers in updates:
+        for name, value in numbers.items():
+            columns.setdefault(name, []).append(float(value))
+    record = {}
+    for name, values in sorted(columns.items()):
+        record[name] = math.fsum(values) / (1 if name == "flops" else len(values))
+    return clean(record)  # type: ignore[no-any-return]
 
 
-def peak_bytes() -> int:
-    """The most memory this process ever held."""
+def resident_bytes() -> int:
+    """The most memory this process ever held, code and libraries included (`measure.peak_bytes`: tensors of a call)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,23 +1,24 @@
 """Clients in worker processes on this machine, one torch thread each.
 
-Workers keep the algorithm and map the data once. A round sends them the number of the round and the cards; the
-server's State lies in a memory-backed file that all map; updates come back as wire messages. Private states
-stay on the workers' side, in files only they read and write. Results have the same bits as in one process.
+Workers hold the algorithm and map the data once. A round sends them the cards; the server's State lies in a
+memory-backed file that all map; updates come back as wire messages. Private states stay on the workers' side,
+in files that only workers read and write. Results have the same bits as in one process.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import itertools
+import multiprocessing
 import os
 import shutil
-import struct
+import signal
 import tempfile
-import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,24 @@ import torch
 from safetensors.torch import load_file
 
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import ClientError
 from pfedgate.core.types import Card, Federation, Round, State
 from pfedgate.engine import wire
-from pfedgate.engine.endpoint import ClientError, Endpoint, Reply, Scored
-from pfedgate.engine.metrics import peak_bytes
+from pfedgate.engine.endpoint import Endpoint, Reply, Scored
+from pfedgate.engine.metrics import resident_bytes
 from pfedgate.engine.store import DiskStore, Store, pack_file, write_atomically
-from pfedgate.engine.workers import WorkerDied, cores, settle, starter
-from pfedgate.training.fit import Score
+from pfedgate.engine.workers import WorkerDied, context, cores, settle
 
-_HEAD = struct.Struct("<BIIq")  # what it is, number of the job, place within the job, bytes down
-UPDATE, SCORE, DONE, FAILED = range(4)
-Job = dict[str, Any]
+
+@dataclass(frozen=True)
+class Request:
+    """Clients for a worker, and where the State lies that they are sent."""
+
+    state: Path
+    round: Round
+    cards: Sequence[Card]
+    tag: str  # the store's: private states wait for the commit of this name
+    points: Sequence[str] = ()  # where to score; none: train
 
 
 class Processes:
@@ -54,114 +62,66 @@ class Processes:
     ) -> None:
         if not isinstance(store, DiskStore):
             raise TypeError("worker processes need a DiskStore: they share private states through files")
-        self.store, self._serial = store, 0
-        self.peak_bytes = 0  # the most any worker ever held
+        self.store, self.workers, self._serial = store, workers or cores(), 0
+        self.resident_bytes = 0  # the most any worker ever held
         self._folder = Path(tempfile.mkdtemp(prefix="pfedgate-", dir=_memory()))
         share = getattr(federation, "share", None)
         if share is not None:
             share()
-        start = starter(["pfedgate.engine.processes"])
-        given = (algorithm, federation, str(store.root), str(device))
-        self._workers = [start(_work, *given) for _ in range(workers or cores())]
-        self._pipes = [worker.pipe for worker in self._workers]
+        self._children: list[Any] = []
+        self._pool = ProcessPoolExecutor(
+            self.workers,
+            context(["pfedgate.engine.processes"]),
+            initializer=_begin,
+            initargs=(algorithm, federation, str(store.root), str(device)),
+        )
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
         """One training round; replies in the order of the cards."""
-        for card, kind, number, message in self._ask("train", server, round, list(chunks), ()):
-            assert kind == UPDATE
-            update = wire.decode(message).update
-            yield Reply(card, update, number, len(message) if update.shared else 0)
+        for reply, message in self._ask(server, round, chunks):
+            yield replace(reply, update=wire.decode(message).update) if message else reply
 
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores in the order of the cards."""
         everyone = list(cards)
-        size = max(1, min(32, len(everyone) // (4 * len(self._workers))))
+        size = max(1, min(32, len(everyone) // (4 * self.workers)))
         chunks = [everyone[at : at + size] for at in range(0, len(everyone), size)]
-        for _, _, _, message in self._ask("evaluate", server, round, chunks, points):
-            told = json.loads(message)
-            yield Scored(told["client"], told["point"], Score(*told["test"]), Score(*told["val"]), told["stats"])
+        yield from self._ask(server, round, chunks, points)
 
     def _ask(
-        self, stage: str, server: State, round: Round, chunks: Sequence[Sequence[Card]], points: Sequence[str]
-    ) -> Iterator[tuple[Card, int, int, bytes]]:
-        """Give chunks to workers as they become free; yield what they say in the order of the chunks."""
+        self, server: State, round: Round, chunks: Iterable[Sequence[Card]], points: Sequence[str] = ()
+    ) -> Iterator[Any]:
+        """Give chunks to workers as they become free; yield the answers in the order of the chunks."""
         self._serial += 1
         state = self._folder / f"server-{self._serial}.safetensors"
         write_atomically(state, pack_file(server))
-        jobs: list[Job] = [
-            {
-                "stage": stage,
-                "number": number,
-                "state": str(state),
-                "round": dataclasses.asdict(round),
-                "cards": [dataclasses.asdict(card) for card in chunk],
-                "points": list(points),
-                "tag": self.store.tag,
-            }
-            for number, chunk in enumerate(chunks)
-        ]
-        waiting, busy = deque(jobs), dict.fromkeys(range(len(self._pipes)), 0)
-        said: dict[int, list[tuple[int, int, int, bytes]]] = {number: [] for number in range(len(jobs))}
-        finished: set[int] = set()
-        told = 0  # chunks already handed on
+        requests = (Request(state, round, cards, self.store.tag, points) for cards in chunks)
+        answers: deque[Future[tuple[list[Any], int]]] = deque()
         try:
-            while told < len(jobs):
-                # Two jobs ahead keep a worker busy while we merge; a bound keeps answers from piling up.
-                for index, pipe in enumerate(self._pipes):
-                    while waiting and busy[index] < 2 and waiting[0]["number"] < told + 4 * len(self._pipes):
-                        pipe.send_bytes(json.dumps(waiting.popleft()).encode())
-                        busy[index] += 1
-                for ready in wait(self._pipes):
-                    index = self._pipes.index(ready)  # type: ignore[arg-type]
-                    kind, number, place, down, message = self._hear(index)
-                    if kind == DONE:
-                        self.peak_bytes = max(self.peak_bytes, down)
-                        busy[index] -= 1
-                        finished.add(number)
-                    else:
-                        said[number].append((kind, place, down, message))
-                while told in finished:
-                    for kind, place, down, message in said.pop(told):
-                        yield chunks[told][place], kind, down, message
-                    told += 1
+            # A few chunks ahead keep workers busy while we merge; a bound keeps answers from piling up.
+            for request in itertools.islice(requests, 4 * self.workers):
+                answers.append(self._pool.submit(_answer, request))
+            self._children = multiprocessing.active_children()
+            while answers:
+                answer, resident = answers[0].result()
+                answers.popleft()
+                self.resident_bytes = max(self.resident_bytes, resident)
+                for request in itertools.islice(requests, 1):
+                    answers.append(self._pool.submit(_answer, request))
+                yield from answer
+        except BrokenProcessPool as error:
+            ends = {child.exitcode for child in self._children} - {None, 0}
+            codes = sorted(map(str, ends - {-signal.SIGTERM} or ends))  # the pool terminates the others itself
+            raise WorkerDied(
+                f"a worker died (exit code {', '.join(codes)}): was it killed, or out of memory?"
+            ) from error
         finally:
-            self._drain(busy)
+            wait([answer for answer in answers if not answer.cancel()])
             state.unlink(missing_ok=True)
 
-    def _hear(self, index: int) -> tuple[int, int, int, int, bytes]:
-        message = self._workers[index].hear()
-        kind, number, place, down = _HEAD.unpack_from(message)
-        if kind == FAILED:
-            told = json.loads(message[_HEAD.size :])
-            raise ClientError(*told["error"]) if told["error"] else RuntimeError(told["trace"])
-        return kind, number, place, down, message[_HEAD.size :]
-
-    def _drain(self, busy: dict[int, int]) -> None:
-        """After an error or an early stop: let workers finish what they were given, unheard."""
-        for index, count in busy.items():
-            while count > 0:
-                try:
-                    count -= self._hear(index)[0] == DONE
-                except WorkerDied:
-                    break
-                except (ClientError, RuntimeError):
-                    continue  # a failed job ends with DONE like any other
-
     def close(self) -> None:
-        """Stop the workers."""
-        for pipe in self._pipes:
-            try:
-                pipe.send_bytes(b"")
-            except OSError:
-                continue
-        deadline = time.monotonic() + 5
-        for process in (worker.process for worker in self._workers):
-            process.join(max(0.1, deadline - time.monotonic()))
-            if process.is_alive():
-                process.terminate()
-                process.join()
-        for pipe in self._pipes:
-            pipe.close()
+        """Stop the workers and remove their files."""
+        self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -170,41 +130,33 @@ def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _work(pipe: Connection, algorithm: Algorithm, federation: Federation, root: str, device: str) -> None:
-    """A worker: take jobs until told to stop (an empty message) or until the parent is gone."""
+# -- in a worker
+
+_ENDPOINTS: list[Endpoint] = []  # the worker's only one, put here when it starts
+
+
+def _begin(algorithm: Algorithm, federation: Federation, root: str, device: str) -> None:
     settle()
-    endpoint = Endpoint(algorithm, federation, DiskStore(root), device)
+    _ENDPOINTS.append(Endpoint(algorithm, federation, DiskStore(root), device))
+
+
+def _answer(request: Request) -> tuple[list[Any], int]:
+    """What the clients say, and the most memory this process ever held."""
+    (endpoint,) = _ENDPOINTS
     try:
-        while order := pipe.recv_bytes():
-            job: Job = json.loads(order)
-            try:
-                _do(pipe, endpoint, job)
-            except Exception as error:
-                known = None
-                if isinstance(error, ClientError):
-                    known = [error.client, error.round, error.stage, error.reason]
-                told = json.dumps({"error": known, "trace": traceback.format_exc()})
-                pipe.send_bytes(_HEAD.pack(FAILED, job["number"], 0, 0) + told.encode())
-            pipe.send_bytes(_HEAD.pack(DONE, job["number"], 0, peak_bytes()))
-    except (EOFError, ConnectionError):
-        return  # the parent is gone
+        return list(_serve(endpoint, load_file(request.state), request)), resident_bytes()
+    except ClientError:
+        raise
+    except Exception:  # an error of a class unknown to the parent could not be read there
+        raise RuntimeError(traceback.format_exc()) from None
 
 
-def _do(pipe: Connection, endpoint: Endpoint, job: Job) -> None:
-    endpoint.store.tag = job["tag"]
-    server = load_file(job["state"])
-    round = Round(**job["round"])
-    cards = [Card(**card) for card in job["cards"]]
-    if job["stage"] == "train":
-        for place, reply in enumerate(endpoint.train(server, round, [cards])):
-            assert reply.update is not None
-            message = wire.encode(reply.update, client=reply.card.id, round=round.index)
-            pipe.send_bytes(_HEAD.pack(UPDATE, job["number"], place, reply.down) + message)
-    else:
-        places = {card.id: place for place, card in enumerate(cards)}
-        for scored in endpoint.evaluate(server, round, cards, job["points"]):
-            told = dataclasses.asdict(scored)
-            for part in ("test", "val"):
-                told[part] = list(told[part].values())
-            head = _HEAD.pack(SCORE, job["number"], places[scored.client], 0)
-            pipe.send_bytes(head + json.dumps(told).encode())
+def _serve(endpoint: Endpoint, server: State, request: Request) -> Iterator[Scored | tuple[Reply, bytes]]:
+    endpoint.store.tag = request.tag
+    if request.points:
+        yield from endpoint.evaluate(server, request.round, request.cards, request.points)
+        return
+    for reply in endpoint.train(server, request.round, [request.cards]):
+        client, update = reply.card.id, reply.update
+        message = wire.encode(update, client=client, round=request.round.index) if update else b""
+        yield replace(reply, update=None), message

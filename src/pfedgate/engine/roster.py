@@ -1,19 +1,22 @@
-"""Who takes part and how a run is to go: options, the roster of clients, sampling."""
+"""Who takes part and how a run is to go: options, the roster of clients, sampling, budgets of clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pfedgate.core.errors import unknown
 from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation
-from pfedgate.engine.budgets import budgets
 from pfedgate.engine.endpoint import POINTS
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+RESOURCES = ("params", "flops", "activation_bytes", "latency_ms")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Options:
     evaluate_every: int = 5  # rounds; the last one is always evaluated; 0 = never
     points: tuple[str, ...] = ("after_broadcast",)  # and "after_local": both are recorded under their names
     agg_norm: str = "sampled"  # average over sampled clients, or over "all" (others count as unchanged)
-    budget: Any = 1.0  # see budgets.budgets
+    budget: Any = 1.0  # see `budgets`
     stack: int | str = "auto"  # clients trained together where the algorithm can: a number, 0 = never
     device: str = "auto"
     novel: bool = True  # after training, adapt and score the clients held out
@@ -93,8 +96,8 @@ class Roster:
             raise ValueError("no client has training data")
         wanted = sample if isinstance(sample, int) else max(1, int(sample * len(able)))
         generator = np.random.default_rng(key(seed, "sample", round))
-        chosen = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
-        return [self.card(int(able[at])) for at in np.sort(chosen)]
+        places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
+        return [self.card(int(able[at])) for at in np.sort(places)]
 
 
 def _budget(federation: Federation, group: str, given: Any) -> Any:
@@ -113,8 +116,107 @@ def _budget(federation: Federation, group: str, given: Any) -> Any:
 
 def _sizes(federation: Federation, ids: Sequence[str]) -> Ints:
     """Training samples of every client; at once where the federation knows them without reading."""
-    sizes, known = getattr(federation, "sizes", None), getattr(federation, "ids", None)
-    if sizes is not None and known is not None:
-        by_id = dict(zip(known, sizes("train").tolist(), strict=True))
+    sizes, everyone = getattr(federation, "sizes", None), getattr(federation, "ids", None)
+    if sizes is not None and everyone is not None:
+        by_id = dict(zip(everyone, sizes("train").tolist(), strict=True))
         return np.array([by_id[client] for client in ids], dtype=np.int64)
     return np.array([federation.part(client, "train").n for client in ids], dtype=np.int64)
+
+
+def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
+    """One budget for every id, in their order.
+
+    number          the same for all
+    list            one each, in the order of `ids`
+    mapping         by id, `"default"` for the rest: {"anna": 0.3, "default": 1.0}
+    distribution    {0.5: 0.5, 0.1: 0.5} = half of the clients 0.5, half 0.1 (exact counts, drawn by seed)
+    resources       {"params": 0.5, "latency_ms": 8} = the same bounds for all
+    path to a CSV   columns `id` and `budget`, or `id` and resources (params, flops, …): one row per device
+
+    >>> budgets({0.5: 0.5, 0.1: 0.5}, ["a", "b", "c", "d"]).count(0.1)
+    2
+    >>> budgets({"a": 0.3, "default": 1.0}, ["a", "b"])
+    [0.3, 1.0]
+    """
+    if isinstance(spec, (int, float)):
+        return [_number(spec)] * len(ids)
+    if isinstance(spec, (str, Path)):
+        return _by_id(_read(Path(spec)), ids, str(spec))
+    if isinstance(spec, Mapping):
+        if not spec:
+            raise ValueError("an empty mapping gives no client a budget")
+        if "upload" in spec and set(spec) - {"upload"} <= set(RESOURCES):
+            raise ValueError("a cap on the upload is the method's, the same for all clients: set algorithm.upload")
+        if all(name in RESOURCES for name in spec):
+            return [_resources(spec)] * len(ids)
+        shares = _distribution(spec)
+        return _by_id(spec, ids, "the mapping") if shares is None else _draw(shares, ids, seed)
+    if isinstance(spec, Sequence):
+        if len(spec) != len(ids):
+            raise ValueError(f"{len(spec)} budgets for {len(ids)} clients: give one each, or a single number")
+        return [_one(value) for value in spec]
+    raise TypeError(f"a budget is a number, list, mapping or path to a CSV, got {type(spec).__name__}")
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"a budget is a number > 0 (a share of the dense model if ≤ 1), got {value}")
+    return number
+
+
+def _resources(spec: Mapping[Any, Any]) -> dict[str, float]:
+    for name in spec:
+        if name not in RESOURCES:
+            raise ValueError(unknown("resource", str(name), RESOURCES))
+    return {str(name): _number(value) for name, value in spec.items()}
+
+
+def _one(value: Any) -> Budget:
+    return _resources(value) if isinstance(value, Mapping) else _number(value)
+
+
+def _distribution(spec: Mapping[Any, Any]) -> dict[float, float] | None:
+    """{budget: share} if this is one: all keys are numbers (TOML has them as text) and shares add up to 1."""
+    try:
+        shares = {float(value): float(share) for value, share in spec.items()}
+    except (TypeError, ValueError):
+        return None
+    if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
+        return None
+    return shares
+
+
+def _draw(shares: Mapping[float, float], ids: Sequence[str], seed: int) -> list[Budget]:
+    # Ranks by a hash of the id: who gets which does not depend on the order of the list.
+    ranks = np.argsort(np.argsort([key(seed, "budget", client) for client in ids], kind="stable"))
+    edges = np.rint(np.cumsum(list(shares.values())) * len(ids)).astype(int)
+    values = [_number(value) for value in shares]
+    return [values[int(np.searchsorted(edges, rank, side="right"))] for rank in ranks]
+
+
+def _by_id(spec: Mapping[str, Any], ids: Sequence[str], where: str) -> list[Budget]:
+    for client in ids:
+        if client not in spec and "default" not in spec:
+            raise ValueError(f"{where} has no budget for client {client!r} and no 'default'")
+    return [_one(spec[client] if client in spec else spec["default"]) for client in ids]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A CSV of devices: `id,budget` or `id,params,latency_ms,…`; empty cells do not bind."""
+    if not path.exists():
+        raise FileNotFoundError(f"no file {path}: a text budget is the path of a CSV of devices")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "id" not in rows[0]:
+        raise ValueError(f"{path}: the first line must name the columns, one of them 'id'")
+    devices: dict[str, Any] = {}
+    for row in rows:
+        client = row.pop("id")
+        if client in devices:
+            raise ValueError(f"{path}: device {client!r} occurs twice")
+        if row.get("budget"):
+            devices[client] = _number(row["budget"])
+        else:
+            devices[client] = _resources({n: v for n, v in row.items() if n != "budget" and v})
+    return devices

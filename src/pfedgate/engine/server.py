@@ -1,34 +1,36 @@
-"""The server: rounds of sample → send → train → merge → evaluate → checkpoint → callbacks.
+"""The server: rounds of draw → send → train → check → add → result → evaluate → checkpoint → callbacks.
 
     result = run(algorithm, federation, Options(rounds=50, sample=0.2))
     result.summary["accuracy"]
 
 `run` never sees a client's data or private state: it talks to an exchange, which reaches clients in this process (the
-default), in worker processes (`exchange.processes`) or over a network (`deploy`). The result does not depend on the
-exchange, the number of workers, the order of clients, interruptions or evaluation.
+default), in worker processes (`engine.processes`) or over a network (`deploy`). The exchange sends, lets clients train
+and checks each update once; the loop gives it to the round's merger (`core.mergers`). The result does not depend on
+the exchange, the number of workers, the order of clients, interruptions or evaluation.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import ClientError
 from pfedgate.core.seeds import seeded
-from pfedgate.core.types import Card, Federation, Round, State, Update
-from pfedgate.engine import metrics, wire
+from pfedgate.core.types import Card, Federation, Round, State
+from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
-from pfedgate.engine.endpoint import NOVEL, ClientError, Endpoint, Reply, Scored, serve
+from pfedgate.engine.endpoint import NOVEL, Endpoint, Reply, Scored, serve
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
-from pfedgate.training.memory import steady
+from pfedgate.engine.workers import steady
 from pfedgate.training.stacked import group_size
 
 __all__ = ["Cards", "ClientError", "Exchange", "Options", "Result", "run", "serve"]
@@ -40,13 +42,13 @@ class Exchange(Protocol):
     """How a round reaches clients. Replies come in the order of the cards, whatever happens in between."""
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
-        """One training round; private states are kept by the clients."""
+        """One training round: replies that `endpoint.checked` has seen. Clients keep their private states."""
 
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of personal models; changes nothing."""
 
     def close(self) -> None:
-        """Stop whatever was started."""
+        """Stop the processes it has started."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def choose_device(name: str) -> torch.device:
 
 
 class Engine:
-    """One run. Use `run`."""
+    """One run and its state on disk; `run` makes it."""
 
     def __init__(
         self,
@@ -150,16 +152,17 @@ class Engine:
         for index in range(len(history), options.rounds):
             began = time.perf_counter()
             round = self._round(index, history)
-            server, record, replies = self._train(reach, server, round)
+            server, record, lines = self._train(reach, server, round)
             trained = time.perf_counter()
-            if self._due(index + 1):
+            every = options.evaluate_every
+            if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
-            self._checkpoint(server, history, replies, timing)
+            self._checkpoint(server, history, lines, timing)
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         if not scores and history and options.evaluate_every:
-            # Resumed after the last round: the scores were not kept, so take them again (it changes nothing).
+            # Resumed after the last round: scores are not in the checkpoint, so take them again (it changes nothing).
             scores = self._evaluate(reach, server, self._round(len(history) - 1, history[:-1]), {})
         return self._finish(reach, server, history, scores)
 
@@ -169,10 +172,6 @@ class Engine:
         factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
         total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
         return Round(index, self.options.rounds, self.options.seed, factor, total)
-
-    def _due(self, done: int) -> bool:
-        every = self.options.evaluate_every
-        return bool(every) and (done % every == 0 or done == self.options.rounds)
 
     def _chunks(self, cards: Sequence[Card]) -> list[list[Card]]:
         """Groups trained together. They depend on the cards alone, not on workers or on any order."""
@@ -184,43 +183,32 @@ class Engine:
         return [list(cards[at : at + size]) for at in range(0, len(cards), size)]
 
     def _train(self, reach: Exchange, server: State, round: Round) -> tuple[State, Record, list[Record]]:
+        """Draw, send, train, check, add, result: the next State, the round's record, a line for every client."""
         cards = self.roster.draw(self.options.sample, self.options.seed, round.index)
-        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
-        numbers: list[dict[str, float]] = []
-        refused: list[str] = []
-        replies: list[Record] = []
-
-        def good() -> Iterator[tuple[Card, Update]]:
-            for reply in reach.train(server, round, self._chunks(cards)):
-                noted = {"round": round.index + 1, "client": reply.card.id}
-                replies.append({**noted, "bytes_up": reply.up, "bytes_down": reply.down})
-                reason = reply.reason or self._fault(server, round, reply)
-                if reply.update is None or reason:
-                    where = f"client {reply.card.id!r}, round {round.index + 1}"
-                    refused.append(f"{where}: {reason or 'no reply'}")
-                    continue
-                numbers.append(dict(reply.update.metrics))
-                replies[-1].update(reply.update.metrics)
-                yield reply.card, reply.update
-
+        lines: list[Record] = []
+        numbers: list[Mapping[str, float]] = []
+        refusals: list[str] = []
         with seeded(self.options.seed, "merge", round.index):
-            updates = good()
-            server = self.algorithm.merge(server, updates, round)
-            for _ in updates:  # a merge that stops early must not leave clients untrained
-                pass
-        if not numbers:
-            raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refused[0]}")
-        record |= {way: sum(reply[way] for reply in replies) for way in ("bytes_up", "bytes_down")}
-        record |= {"refused": len(refused), **metrics.means(numbers)}
-        if refused:
-            record["refusals"] = refused
-        return server, record, replies
-
-    def _fault(self, server: State, round: Round, reply: Reply) -> str:
-        if reply.update is None:
-            return ""
-        got = self.algorithm.send(server, reply.card, round)
-        return wire.fault(reply.update) or self.algorithm.check(got, reply.update) or ""
+            merger = self.algorithm.merger(server, round)
+            for reply in reach.train(server, round, self._chunks(cards)):  # sends, trains and checks
+                client, update, reason = reply.card.id, reply.update, reply.reason or "no reply"
+                if update is not None:
+                    reason = merger.add(reply.card, update) or ""
+                lines.append(
+                    {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
+                )
+                if update is None or reason:
+                    refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
+                else:
+                    numbers.append(update.metrics)
+                    lines[-1].update(update.metrics)
+            if not numbers:
+                raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
+            server = merger.result()
+        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
+        record |= {way: sum(line[way] for line in lines) for way in ("bytes_up", "bytes_down")}
+        record |= {"refused": len(refusals), **metrics.means(numbers)}
+        return server, record | ({"refusals": refusals} if refusals else {}), lines
 
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
         scores = list(reach.evaluate(server, round, self.roster, self.options.points))
@@ -228,10 +216,10 @@ class Engine:
             record[point] = metrics.summarise([score for score in scores if score.point == point])
         return scores
 
-    def _checkpoint(self, server: State, history: list[Record], replies: list[Record], timing: Record) -> None:
+    def _checkpoint(self, server: State, history: list[Record], lines: list[Record], timing: Record) -> None:
         if self.folder is None:
             return
-        self.folder.note(history[-1], replies, timing)
+        self.folder.note(history[-1], lines, timing)
         done = len(history)
         best = self.options.keep_best and metrics.best_round(history) == done
         if done % self.options.checkpoint_every and done != self.options.rounds and not best:
@@ -244,8 +232,8 @@ class Engine:
     def _keep_best(self, server: State, history: list[Record]) -> None:
         """Keep this State if it is the best on validation so far; repeated after a crash, it changes nothing."""
         if self.folder is not None and isinstance(self.store, DiskStore) and self.options.keep_best:
-            kept = self.folder.best()
-            if metrics.best_round(history) == len(history) != (kept and kept[1]):
+            best = self.folder.best()
+            if metrics.best_round(history) == len(history) != (best and best[1]):
                 self.folder.keep_best(server, self.store, len(history))
 
     def _finish(self, reach: Exchange, server: State, history: list[Record], scores: list[Scored]) -> Result:
@@ -255,8 +243,7 @@ class Engine:
             round = self._round(len(history) - 1, history[:-1])
             novel = list(reach.evaluate(server, round, self.novel, (NOVEL,)))
             summary["novel"] = metrics.summarise(novel)
-        peaks: list[Any] = [metrics.peak_bytes(), getattr(reach, "peak_bytes", 0)]
-        summary["peak_bytes"] = max(peaks)
+        summary["resident_bytes"] = max(metrics.resident_bytes(), getattr(reach, "resident_bytes", 0))
         if self.folder is not None:
             self.folder.finish(summary, [*scores, *novel])
         self._tell({"event": "end", **summary})

@@ -28,9 +28,9 @@ SHARDS = 256  # directories; 100,000 clients are some 400 files in each
 
 
 class Store(Protocol):
-    """Private states by client."""
+    """Private states by client, pending until `commit`."""
 
-    tag: str  # of the commit that pending states wait for
+    tag: str  # pending states wait for the commit of this name
 
     def get(self, client: str) -> State | None:
         """The newest state of a client; None if it has none."""
@@ -63,7 +63,7 @@ class MemoryStore:
         return None if state is None else dict(state)
 
     def put(self, client: str, state: State) -> None:
-        """Keep a state."""
+        """Store a copy of the state."""
         self._states[client] = {name: value.detach().clone() for name, value in state.items()}
 
     def commit(self) -> None:
@@ -129,11 +129,8 @@ class DiskStore:
 
     def clients(self) -> list[str]:
         """Clients that have a state, sorted."""
-        found = set()
-        for folder in (f"pending-{self.tag}", "current"):
-            for path in (self.root / folder).glob("*/*.safetensors"):
-                found.add(unquote(path.name.removesuffix(".safetensors")))
-        return sorted(found)
+        folders = (self.root / f"pending-{self.tag}", self.root / "current")
+        return sorted({unquote(path.stem) for folder in folders for path in folder.glob("*/*.safetensors")})
 
     def snapshot(self, target: str | Path) -> None:
         """A copy of all current states made of hard links: later commits replace files, never change them."""

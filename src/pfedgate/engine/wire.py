@@ -43,7 +43,7 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class Arrived:
-    """A decoded message."""
+    """A decoded message: who sent what in which round."""
 
     client: str
     round: int

@@ -7,20 +7,91 @@ fit is scaled up until no measured point is above it, so that a budget holds at 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
 import math
 import os
+import platform
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pfedgate.gating.selection.costs import CostModel, Floats, Term
+from pfedgate.gating.slicing.execute import Program, Sliced, cut
+from pfedgate.gating.slicing.live import Bools
 
-POINTS = 6  # kept shares from all to none
+if TYPE_CHECKING:
+    from pfedgate.gating.model import GatedModel
+
+POINTS = 6  # shares of kept blocks that are measured, from all to none
+REPEATS = 7
+
+
+def latency_terms(gated: GatedModel, cache_dir: Path | None = None) -> tuple[Term, ...]:
+    """Cost terms in milliseconds of forward and backward pass, gate included, on batches like the example.
+
+    Measured on a copy of the model, or read from the cache when the same was measured on this device before.
+    """
+    plan = gated.plan
+    if gated.execution != "sliced" or plan.wiring is None:
+        raise ValueError(f"a latency budget needs execution that saves time, but: {gated.explain()}")
+    twin: list[nn.Module] = []  # model and gate, copied only if there is something to measure
+
+    def measure(counts: Sequence[int]) -> float:
+        if not twin:
+            twin.extend(module.train() for module in copy.deepcopy((gated.model, gated.gate)))
+        mask = plan.keep.copy()
+        start = 0
+        for group, count in zip(plan.costs.groups, counts, strict=True):
+            mask[plan.optional[start : start + count]] = True
+            start += group.count
+        return _milliseconds(Program(twin[0], plan, gated.compensate), twin[1], mask, plan.wiring.batch(gated.model))
+
+    parameter = next(gated.model.parameters())
+    device = parameter.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    terms = sorted((t.resource, t.coef, t.groups) for t in plan.costs.terms if t.resource != "latency_ms")
+    layout = repr((plan.costs.groups, terms, sorted(plan.shapes.items())))
+    depends_on = {
+        "device": f"{device.type} {name} {platform.node()}",
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "dtype": str(parameter.dtype),
+        "batch": list(plan.wiring.shape),
+        "gate": gated.gate.size,
+        "plan": hashlib.sha256(layout.encode()).hexdigest(),
+    }
+    return profile(measure, plan.costs, json.dumps(depends_on, sort_keys=True), cache_dir)
+
+
+def _milliseconds(program: Program, gate: Any, mask: Bools, x: Tensor) -> float:
+    def now() -> float:
+        if x.device.type == "cuda":
+            torch.cuda.synchronize(x.device)
+        return time.perf_counter()
+
+    live = program.plan.live(mask)
+    times = []
+    for _ in range(REPEATS + 2):
+        start = now()
+        with torch.enable_grad():
+            weights = gate.per_sample(x).weights.mean(0) * torch.from_numpy(mask).to(x.device)
+            result = Sliced(program, live, weights, lambda name, p: cut(p, name, live))(x)
+            sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad).backward()  # type: ignore[union-attr]
+        times.append(now() - start)
+        program.model.zero_grad()
+        gate.zero_grad()
+    return 1e3 * statistics.median(times[2:])
 
 
 def profile(
@@ -34,36 +105,35 @@ def profile(
     >>> from pfedgate.gating.selection.costs import Group
     >>> costs = CostModel((Group("hidden", 8, 2, 1, 6),), (Term("flops", 80.0, (0,)),))
     >>> folder = Path(tempfile.mkdtemp())
-    >>> terms = profile(lambda kept: 2.0 + 0.5 * (2 + kept[0]), costs, "this laptop, one thread", folder)
+    >>> terms = profile(lambda counts: 2.0 + 0.5 * (2 + counts[0]), costs, "this laptop, one thread", folder)
     >>> [(term.groups, round(term.coef, 6)) for term in terms]
     [((), 2.0), ((0,), 4.0)]
     """
-    path = _folder(cache_dir) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    folder = cache_dir or os.environ.get("PFEDGATE_CACHE") or Path.home() / ".cache" / "pfedgate" / "latency"
+    path = Path(folder) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    dense = costs.dense()
     coefficients = _load(path, key)
     if coefficients is None:
-        kept = _points(costs)
-        times = np.array([_checked(measure(counts), counts) for counts in kept])
-        coefficients = _fit(np.array([_shares(costs, counts) for counts in kept]), times)
+        # The same share of the optional blocks of every group, from all to none.
+        steps = [
+            tuple(round(float(share) * group.count) for group in costs.groups)
+            for share in np.linspace(1.0, 0.0, POINTS)
+        ]
+        shares, times = [], []
+        for counts in dict.fromkeys(steps):
+            milliseconds, cost = measure(counts), costs.cost(counts)
+            if not math.isfinite(milliseconds) or milliseconds <= 0:
+                raise ValueError(f"a measured latency must be positive, got {milliseconds!r} ms at counts {counts}")
+            times.append(float(milliseconds))
+            shares.append([1.0, *(cost[r] / dense[r] if dense.get(r) else 0.0 for r in ("flops", "activation_bytes"))])
+        coefficients = _fit(np.array(shares), np.array(times))
         _save(path, key, coefficients)
-    return _terms(costs, coefficients)
-
-
-def _points(costs: CostModel) -> list[tuple[int, ...]]:
-    """The same share of the optional blocks of every group, from all to none."""
-    shares = np.linspace(1.0, 0.0, POINTS)
-    kept = [tuple(round(float(share) * group.count) for group in costs.groups) for share in shares]
-    return list(dict.fromkeys(kept))
-
-
-def _shares(costs: CostModel, kept: Sequence[int]) -> list[float]:
-    cost, dense = costs.cost(kept), costs.dense()
-    return [1.0, *(cost[r] / dense[r] if dense.get(r) else 0.0 for r in ("flops", "activation_bytes"))]
-
-
-def _checked(milliseconds: float, kept: Sequence[int]) -> float:
-    if not math.isfinite(milliseconds) or milliseconds <= 0:
-        raise ValueError(f"a measured latency must be positive, got {milliseconds!r} ms at counts {tuple(kept)}")
-    return float(milliseconds)
+    terms = [Term("latency_ms", coefficients[0])]
+    for resource, milliseconds in zip(("flops", "activation_bytes"), coefficients[1:], strict=True):
+        if milliseconds > 0 and dense.get(resource):
+            scale = milliseconds / dense[resource]
+            terms += [Term("latency_ms", t.coef * scale, t.groups) for t in costs.terms if t.resource == resource]
+    return tuple(terms)
 
 
 def _fit(shares: Floats, times: Floats) -> list[float]:
@@ -82,23 +152,6 @@ def _fit(shares: Floats, times: Floats) -> list[float]:
                 best[list(columns)] = solution
     short = float((times / (shares @ best)).max())
     return [float(value) for value in best * max(1.0, short)]
-
-
-def _terms(costs: CostModel, coefficients: Sequence[float]) -> tuple[Term, ...]:
-    dense = costs.dense()
-    terms = [Term("latency_ms", coefficients[0])]
-    for resource, milliseconds in zip(("flops", "activation_bytes"), coefficients[1:], strict=True):
-        if milliseconds > 0 and dense.get(resource):
-            scale = milliseconds / dense[resource]
-            terms += [Term("latency_ms", t.coef * scale, t.groups) for t in costs.terms if t.resource == resource]
-    return tuple(terms)
-
-
-def _folder(cache_dir: Path | None) -> Path:
-    if cache_dir is not None:
-        return Path(cache_dir)
-    root = os.environ.get("PFEDGATE_CACHE")
-    return Path(root) if root else Path.home() / ".cache" / "pfedgate" / "latency"
 
 
 def _load(path: Path, key: str) -> list[float] | None:

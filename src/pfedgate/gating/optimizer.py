@@ -1,15 +1,13 @@
 """An optimiser that steps on live blocks only.
 
 A dropped block has no gradient, but momentum and weight decay of an ordinary optimiser would still move it: then
-every block changes in every round and nothing is sparse (D25 in our notes on the authors' code). Here the entries
-of theta that were not live in a step, and their momentum, stay bit for bit what they were, and the step costs what
-the live part costs.
+every block changes in every round and nothing is sparse. Here the entries of theta that were not live in a step, and
+their momentum, stay bit for bit what they were, and the step costs what the live part costs.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,13 +18,14 @@ from torch.optim.sgd import sgd
 
 from pfedgate.core.errors import unknown
 from pfedgate.gating.slicing.execute import cut
-from pfedgate.gating.slicing.live import Live, compensation
+from pfedgate.gating.slicing.live import Live, Pass, compensation
 
 if TYPE_CHECKING:
     from pfedgate.gating.model import GatedModel
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-_KEPT = ("defaults", "state", "param_groups", "gated", "name", "clip", "touched", "_parameters")  # by copies
+_BUFFERS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
+_COPIED = ("defaults", "state", "param_groups", "gated", "name", "clip", "touched", "_parameters")
 
 
 class View(NamedTuple):
@@ -34,14 +33,14 @@ class View(NamedTuple):
 
     here: tuple[slice, ...] | None  # where it lies in the gradient; None: it is all of it
     value: Tensor
-    held: list[Tensor]  # the same part of the parameter's buffers
+    buffers: list[Tensor]  # the same part of the parameter's buffers
 
 
 class Route(NamedTuple):
     """Where the gradient of a parameter goes."""
 
     pointer: int  # to the parameter's numbers
-    factor: float  # that the gradient is multiplied with
+    factor: float  # the gradient is multiplied with it
     views: list[View]
 
 
@@ -52,7 +51,7 @@ class LiveOptimizer(torch.optim.Optimizer):
     gradients of theta and of the gate, separately. Weight decay applies to live entries of theta only.
 
     To torch it is an optimiser with two groups of parameters, theta and the gate: schedules of rates, `state_dict` and
-    `load_state_dict` work. But gradients of theta have the size of what is live and are not in `parameters().grad`, so
+    `load_state_dict` work. But gradients of theta have the size of the live part and are not in `parameters().grad`, so
     clip with `clip`, not with `clip_grad_norm_`, and scale no losses with a `GradScaler`.
 
     >>> import pfedgate
@@ -86,50 +85,55 @@ class LiveOptimizer(torch.optim.Optimizer):
             raise ValueError(unknown("optimiser", name, OPTIMIZERS))
         if gated.gate.config.scope == "sample":
             raise ValueError("with scope 'sample' every sample has its own blocks; train with scope 'batch'")
+        gate_lr = lr if gate_lr is None else gate_lr
+        for option, rate in (("lr", lr), ("gate_lr", gate_lr)):
+            if not (math.isfinite(rate) and rate >= 0):
+                raise ValueError(f"{option} must be a number of at least 0, got {rate!r}")
         self.gated, self.name, self.clip = gated, name, clip
         self.touched: set[bytes] = set()  # selections that were stepped on
         self._parameters = dict(gated.model.named_parameters())
-        self._seen: tuple[Live, dict[str, Route]] | None = None  # of the last selection
-        for what, rate in (("lr", lr), ("gate_lr", lr if gate_lr is None else gate_lr)):
-            if not (math.isfinite(rate) and rate >= 0):
-                raise ValueError(f"{what} must be a number of at least 0, got {rate!r}")
         groups = [
             {"params": list(self._parameters.values()), "lr": lr, "weight_decay": weight_decay},
-            {"params": list(gated.parameters_private()), "lr": lr if gate_lr is None else gate_lr, "weight_decay": 0.0},
+            {"params": list(gated.parameters_private()), "lr": gate_lr, "weight_decay": 0.0},
         ]
         # Schedules that cycle momentum look here for what there is.
         super().__init__(groups, {"momentum": momentum} if name == "sgd" else {"betas": betas, "eps": eps})
-        self._take_over()
+        self._begin()
 
-    def _take_over(self) -> None:
-        """From now on gradients of theta come here, for as long as there is this optimiser."""
-        self.gated.leaves, self.gated.earlier, self.gated.trained = {}, {}, None
-        self.gated.stepper = weakref.ref(self)
+    def _begin(self) -> None:
+        self._passes: list[Pass] = []  # since the last step: the last one, and the one before it
+        self._routes: tuple[Live | None, dict[str, Route]] = (None, {})  # those of the last selection
+        self.gated.give_passes_to(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _KEPT}
+        return {name: getattr(self, name) for name in _COPIED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_seen": None})
-        self._take_over()
+        super().__setstate__(state)
+        self._begin()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Theta and the gate are all there is: what else is to be trained needs an optimiser of its own."""
+        """Theta and the gate are all there is: anything else that is to be trained needs an optimiser of its own."""
         if len(self.param_groups) == 2:
             raise ValueError("a LiveOptimizer steps on theta and the gate only; use another optimiser for the rest")
         super().add_param_group(param_group)
 
+    def take(self, given: Pass) -> None:
+        """The gated model's next pass: `step` goes along its gradients."""
+        self._passes = [*self._passes[-1:], given]
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; before or after the forward pass, as with any optimiser."""
-        for leaf in (self.gated.leaves or {}).values():
-            leaf.grad = None
-        self.gated.earlier = {}
+        self._passes = self._passes[-1:]
+        for last in self._passes:
+            for leaf in last.leaves.values():
+                leaf.grad = None
         if not set_to_none:
             super().zero_grad(set_to_none)
-        else:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -138,44 +142,50 @@ class LiveOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
-        live = self.gated.trained
-        if any(leaf.grad is not None for leaf in self.gated.earlier.values()):
-            raise RuntimeError(
-                "there was another pass between backward() and step(), whose blocks may differ: step after each "
-                "backward(), and look at other data under torch.no_grad()"
-            )
-        found = {} if live is None else self._leaves(live)
-        gradients = {name: found[name].grad for name in self._parameters if name in found}
-        self._move({name: g for name, g in gradients.items() if g is not None}, live)
+        for before in self._passes[:-1]:
+            for leaf in before.leaves.values():
+                if leaf.grad is not None:
+                    raise RuntimeError(
+                        "there was another pass between backward() and step(), whose blocks may differ: step after "
+                        "each backward(), and look at other data under torch.no_grad()"
+                    )
+        self._step_live()
         self.step_gate()
-        self.gated.leaves, self.gated.trained = {}, None
+        self._passes = []
         return value
 
     @torch.no_grad()
     def step_gate(self) -> None:
         """A step of the gate alone; theta stays as it is."""
         group = self.param_groups[1]
-        moving = [p for p in group["params"] if p.grad is not None]
-        gradients = [p.grad for p in moving]
-        self._clip(gradients)
-        self._update(group, moving, gradients, [self._slots(p) for p in moving], [self._count(p) for p in moving])
+        moving, gradients, buffers, counts = [], [], [], []
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                moving.append(parameter)
+                gradients.append(parameter.grad)
+                held, count = self._buffers(parameter)
+                buffers.append(held)
+                counts.append(count)
+        if self.clip is not None:
+            _clip(gradients, self.clip)
+        self._update(group, moving, gradients, buffers, counts)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on as an optimiser like this one was, rates included."""
         super().load_state_dict(dict(state_dict))
-        self._seen = None
+        self._routes = (None, {})
 
     def memory(self) -> dict[str, Tensor]:
         """All buffers, of theta and of the gate, as a flat named state to go on with later (`recall`)."""
-        found = {}
+        buffers = {}
         for place, parameter in self._places():
             for kind, value in self.state.get(parameter, {}).items():
-                found[f"{place}/{kind}"] = value.clone()
-        return found
+                buffers[f"{place}/{kind}"] = value.clone()
+        return buffers
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Start with buffers that an optimiser like this one left behind."""
-        self._seen = None
+        self._routes = (None, {})
         places = dict(self._places())
         for name, value in memory.items():
             place, _, kind = name.rpartition("/")
@@ -189,124 +199,127 @@ class LiveOptimizer(torch.optim.Optimizer):
         for index, parameter in enumerate(self.param_groups[1]["params"]):
             yield f"gate/{index}", parameter
 
-    def _leaves(self, live: Live) -> dict[str, Tensor]:
-        """Live entries with their gradients; after masked execution cut out of the full gradients."""
-        if self.gated.leaves:
-            return self.gated.leaves
-        cuts = {}
+    def _step_live(self) -> None:
+        """A step on views of live entries: no copies of parameters or of their momentum."""
+        last = self._passes[-1] if self._passes else None
+        leaves = {} if last is None else last.leaves or self._cut_gradients(last.selection.live)
+        names, gradients = [], []
+        for name in self._parameters:  # clipping adds up in this order
+            if name in leaves and (gradient := leaves[name].grad) is not None:
+                names.append(name)
+                gradients.append(gradient)
+        if last is None or not gradients:
+            raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
+        live = last.selection.live
+        self.touched.add(live.mask.tobytes())
+        if self._routes[0] is not live:
+            self._routes = (live, {})
+        routes = self._routes[1]
+        for name, gradient in zip(names, gradients, strict=True):
+            # Numbers may be replaced under a parameter (vector_to_parameters, .to): then views of the old are stale.
+            if name not in routes or routes[name].pointer != self._parameters[name].data_ptr():
+                routes[name] = self._route(name, live)
+            if (factor := routes[name].factor) != 1.0:
+                gradient.mul_(factor)
+        if self.clip is not None:
+            _clip(gradients, self.clip)
+        aside = [] if live.plan.axes or live.mask.all() else self._unowned(names, live)
+        values, parts, buffers, counts = [], [], [], []
+        for name, gradient in zip(names, gradients, strict=True):
+            count = None if self.name == "sgd" else self._buffers(self._parameters[name])[1]
+            for here, value, held in routes[name].views:
+                values.append(value)
+                parts.append(gradient if here is None else gradient[here])
+                buffers.append(held)
+                counts.append(count)
+        self._update(self.param_groups[0], values, parts, buffers, counts)
+        for tensor, mask, numbers in aside:
+            tensor[mask] = numbers
+
+    def _cut_gradients(self, live: Live) -> dict[str, Tensor]:
+        """Live entries with their gradients, cut out of the full ones that masked execution leaves."""
+        leaves = {}
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 leaf = cut(parameter.detach(), name, live)
                 leaf = leaf.clone() if leaf.data_ptr() == parameter.data_ptr() else leaf
                 leaf.grad = cut(parameter.grad, name, live)
-                cuts[name] = leaf
-        return cuts
+                leaves[name] = leaf
+        return leaves
 
-    def _move(self, gradients: Mapping[str, Tensor], live: Live | None) -> None:
-        """A step of views of what is live: no copies of parameters or of their momentum."""
-        if live is None or not gradients:
-            raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
-        self.touched.add(live.kept.tobytes())
-        routes = {name: self._route(name, live) for name in gradients}
-        for name, gradient in gradients.items():
-            if (factor := routes[name].factor) != 1.0:
-                gradient.mul_(factor)
-        self._clip(list(gradients.values()))
-        aside = []
-        if not (live.plan.axes or live.kept.all()):
-            aside = [held for name in gradients for held in self._unowned(name, live)]
-        values, parts, slots, counts = [], [], [], []
-        for name, gradient in gradients.items():
-            count = self._count(self._parameters[name])
-            for here, value, held in routes[name].views:
-                values.append(value)
-                parts.append(gradient if here is None else gradient[here])
-                slots.append(held)
-                counts.append(count)
-        self._update(self.param_groups[0], values, parts, slots, counts)
-        for tensor, mask, kept in aside:
-            tensor[mask] = kept
+    def _route(self, name: str, live: Live) -> Route:
+        """The live parts of a parameter and of its buffers. Mostly a step finds those of the last one.
 
-    def _restoring(self, name: str, live: Live) -> float:
-        """W' = W / c would move 1 / c^2 times too far in a step of SGD, and few live inputs would mean chaos.
-
+        W' = W / c would move 1/c² times too far in a step of SGD; uncorrected, it diverges when few inputs are live.
         With c = sqrt(rho) also times the root of live units over live inputs: the rate that suits a layer grows with
         its outputs over its inputs (Yang, Simon, Bernstein: A Spectral Condition for Feature Learning, 2023), and then
         one rate suits all budgets. The root did better than the whole in our trials (what-makes-gating-work.md).
         """
-        read = live.share_read(name)
-        divisor = compensation(self.gated.compensate, read)
-        return divisor**2 * (math.sqrt(live.share_written(name) / read) if self.gated.compensate == "sqrt" else 1.0)
+        parameter, rectangles = self._parameters[name], live.extents[name].rectangles
+        values, (buffers, _) = parameter.detach(), self._buffers(parameter)
+        views = [
+            View(here if len(rectangles) > 1 else None, values[there], [buffer[there] for buffer in buffers])
+            for there, here in rectangles
+        ]
+        return Route(parameter.data_ptr(), self._restoring(name, live), views)
+
+    def _restoring(self, name: str, live: Live) -> float:
+        """The factor of a parameter's gradient; see `_route`."""
+        read, how = live.share_read(name), self.gated.compensate
+        divisor = compensation(how, read)
+        return divisor**2 * (math.sqrt(live.share_written(name) / read) if how == "sqrt" else 1.0)
+
+    def _buffers(self, parameter: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """A parameter's buffers, by torch's names, and how many steps Adam has made on it."""
+        if self.name == "sgd" and not self.param_groups[0]["momentum"]:
+            return [], None
+        state, buffers = self.state[parameter], []
+        for kind in _BUFFERS[self.name]:
+            if kind not in state:  # setdefault would fill a whole model with zeros every time
+                state[kind] = torch.zeros_like(parameter)
+            buffers.append(state[kind])
+        if self.name != "sgd" and "step" not in state:
+            state["step"] = torch.zeros(())
+        return buffers, state.get("step")
+
+    def _unowned(self, names: list[str], live: Live) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Dropped entries that slicing cannot leave out (flat blocks): set aside, to be put back after the step."""
+        aside = []
+        for name in names:
+            parameter = self._parameters[name]
+            mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
+            aside += [(t, mask, t[mask]) for t in (parameter.detach(), *self._buffers(parameter)[0])]
+        return aside
 
     def _update(
-        self, group: dict[str, Any], values: list[Tensor], gradients: list[Tensor], slots: list[list[Tensor]],
+        self, group: dict[str, Any], values: list[Tensor], gradients: list[Tensor], buffers: list[list[Tensor]],
         counts: list[Tensor | None],
     ) -> None:  # fmt: skip
         """Torch's own step. `counts` may name one of Adam's counts several times, once for each view."""
         if self.name == "sgd":
+            momenta: list[Tensor | None] = []
+            for held in buffers:
+                momenta.append(held[0] if held else None)
             sgd(
-                values, gradients, [held[0] if held else None for held in slots], weight_decay=group["weight_decay"],
-                momentum=group["momentum"], lr=group["lr"], dampening=0.0, nesterov=False, maximize=False,
-                foreach=True,
+                values, gradients, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
+                lr=group["lr"], dampening=0.0, nesterov=False, maximize=False, foreach=True,
             )  # fmt: skip
             return
-        known = [count for count in counts if count is not None]
+        steps = [count for count in counts if count is not None]
         adam(
-            values, gradients, [held[0] for held in slots], [held[1] for held in slots], [],
-            [count.clone() for count in known], amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
+            values, gradients, [held[0] for held in buffers], [held[1] for held in buffers], [],
+            [count.clone() for count in steps], amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
             lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False, foreach=False,
             decoupled_weight_decay=self.name == "adamw",
         )  # fmt: skip
-        for count in {id(count): count for count in known}.values():
+        for count in {id(count): count for count in steps}.values():
             count += 1
 
-    def _route(self, name: str, live: Live) -> Route:
-        """The live parts of a parameter and of its buffers. Mostly a step keeps what the last one kept."""
-        if self._seen is None or self._seen[0] is not live:
-            self._seen = (live, {})
-        parameter, (_, seen) = self._parameters[name], self._seen
-        # Numbers may be replaced under a parameter (vector_to_parameters, .to): then views of the old ones are stale.
-        if name not in seen or seen[name].pointer != parameter.data_ptr():
-            slots, values, rectangles = self._slots(parameter), parameter.detach(), live.rectangles(name)
-            views = [
-                View(here if len(rectangles) > 1 else None, values[there], [slot[there] for slot in slots])
-                for there, here in rectangles
-            ]
-            seen[name] = Route(parameter.data_ptr(), self._restoring(name, live), views)
-        return seen[name]
 
-    def _slots(self, parameter: Tensor) -> list[Tensor]:
-        """A parameter's buffers, by torch's names."""
-        if self.name != "sgd":
-            kinds: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-        else:
-            kinds = ("momentum_buffer",) if self.param_groups[0]["momentum"] else ()
-        held = self.state[parameter] if kinds else {}
-        for kind in kinds:
-            if kind not in held:  # setdefault would fill a whole model with zeros every time
-                held[kind] = torch.zeros_like(parameter)
-        return [held[kind] for kind in kinds]
-
-    def _count(self, parameter: Tensor) -> Tensor | None:
-        """How many steps Adam has made on a parameter."""
-        if self.name == "sgd":
-            return None
-        held = self.state[parameter]
-        if "step" not in held:
-            held["step"] = torch.zeros(())
-        count: Tensor = held["step"]
-        return count
-
-    def _unowned(self, name: str, live: Live) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Dropped entries that slicing cannot leave out (flat blocks): kept aside and put back."""
-        parameter = self._parameters[name]
-        mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
-        return [(tensor, mask, tensor[mask]) for tensor in (parameter.detach(), *self._slots(parameter))]
-
-    def _clip(self, gradients: list[Tensor]) -> None:
-        """Scale gradients to the norm, taken over one vector: the same bits however the vector is cut into tensors."""
-        if self.clip is not None and gradients:
-            length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-            factor = (self.clip / (length + 1e-6)).clamp_(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(factor)
+def _clip(gradients: list[Tensor], bound: float) -> None:
+    """Scale gradients to the norm, taken over one vector: the same bits however the vector is cut into tensors."""
+    if gradients:
+        length = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        factor = (bound / (length + 1e-6)).clamp_(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)

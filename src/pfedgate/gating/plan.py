@@ -1,25 +1,27 @@
-"""The plan: how a model is cut into blocks, what they cost, and which selections fit a budget."""
+"""The plan: how a model is cut into blocks, what they cost, and which selections fit a budget.
+
+`BlockPlan` holds the blocks and their costs, and prints them as a table of `Row`s. `PlanTiles` cuts the parameters
+into the smallest parts that live and die together.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pfedgate.gating.plan_table import Row, plan_rows, plan_text
+from pfedgate.gating.gate.network import FLOPS as GATE_SHARE
 from pfedgate.gating.selection.budget import Budget, CostModel, Group, InfeasibleBudget, Selector, Term
-from pfedgate.gating.slicing.axes import Parts, is_dense
-from pfedgate.gating.slicing.live import Bools, Ints, Live, constant
-from pfedgate.gating.splitters import Block, Split, axis_blocks
+from pfedgate.gating.slicing.axes import Segments, is_dense
+from pfedgate.gating.slicing.live import Bools, Ints, Live, Lives, constant
+from pfedgate.gating.splitters import Split, axis_blocks
 
-GATE_SHARE = 0.02  # FLOPs of the gate that do not count against the budget, as a share of the dense model's
-_REMEMBERED = 256  # selections whose consequences are kept
+_HEAD = ("layer", "units", "blocks", "kept", "params", "FLOPs/sample", "act. bytes")
 
 
 class BlockPlan:
@@ -35,7 +37,7 @@ class BlockPlan:
         self.network, self.cuts, self.first_block = split.network, split.cuts, split.first_block
         self.shapes = dict(shapes)
         self.size = sum(math.prod(shape) for shape in shapes.values())
-        self.recipe: Any = None  # the arguments of `gate`, so that a pickled model can be planned again
+        self.wiring: Any = None  # the arguments of `gate`, so that a pickled model can be planned again
         self.gate_size = 0  # parameters of the gate, once there is one
         self.gate_flops = 0.0  # per sample
         self.keep = np.array([block.keep for block in self.blocks])
@@ -44,16 +46,20 @@ class BlockPlan:
             inner = math.prod(shapes[name]) // len(owner.block)
             self.sizes += np.bincount(owner.block, minlength=len(self.blocks)) * inner
         self.sliceable = self.network is not None and self.network.program is not None
-        self.axes: dict[str, dict[int, Parts]] = {}
+        self.axes: dict[str, dict[int, Segments]] = {}  # only those on which something can be missing
         if self.network is not None and self.sliceable:
-            self.axes = {
-                name: {axis: parts for axis, parts in axes.items() if not is_dense(parts)}
-                for name, axes in self.network.axes.items()
-            }
-        groups, terms, self.optional = self._structured() if self.cuts else self._loose()
+            for name, axes in self.network.axes.items():
+                self.axes[name] = {axis: segments for axis, segments in axes.items() if not is_dense(segments)}
+        groups, terms, optional = self._structured() if self.cuts else self._loose()
+        self.optional = np.array(optional, np.int64)
         self.costs = CostModel(tuple(groups), tuple(terms))
-        self.resources = self._resources()
-        self._live: dict[bytes, Live] = {}
+        dense, smallest = self.costs.dense(), self.costs.smallest()
+        self.resources = tuple(
+            r
+            for r in ("params", "flops", "activation_bytes")
+            if dense.get(r, 0.0) > 0 and (r == "params" or smallest.get(r, 0.0) < dense[r])
+        )
+        self.lives = Lives(self)
         self._selectors: dict[Budget, Selector] = {}
         self._choices: dict[Budget, bool] = {}
         self._blocks: dict[tuple[str, torch.device], Tensor] = {}
@@ -62,7 +68,7 @@ class BlockPlan:
         return self
 
     # -- cost model
-    def _structured(self) -> tuple[list[Group], list[Term], Ints]:
+    def _structured(self) -> tuple[list[Group], list[Term], list[int]]:
         """Products of live shares: a layer's cost depends on what it writes and on what it reads."""
         assert self.network is not None
         number = {space: i for i, space in enumerate(self.cuts)}
@@ -73,17 +79,17 @@ class BlockPlan:
             optional.extend(range(self.first_block[space] + 1, self.first_block[space] + 1 + cut.count))
         terms: dict[tuple[str, tuple[int, ...]], float] = {}
 
-        def add(resource: str, coefficient: float, axes: Iterable[Parts]) -> None:
+        def add(resource: str, coefficient: float, axes: Iterable[Segments]) -> None:
             shares: list[tuple[float, tuple[int, ...]]] = [(coefficient, ())]
-            for parts in axes:
-                total = sum(part.length for part in parts)
+            for segments in axes:
+                total = sum(segment.length for segment in segments)
                 shares = [
-                    (c * part.length / total, held if part.space is None else (*held, number[part.space]))
-                    for c, held in shares
-                    for part in parts
+                    (c * segment.length / total, spaces if segment.space is None else (*spaces, number[segment.space]))
+                    for c, spaces in shares
+                    for segment in segments
                 ]
-            for c, held in shares:
-                key = (resource, tuple(sorted(held)))
+            for c, spaces in shares:
+                key = (resource, tuple(sorted(spaces)))
                 terms[key] = terms.get(key, 0.0) + c
 
         for name, shape in self.shapes.items():
@@ -91,11 +97,10 @@ class BlockPlan:
         for operation in self.network.operations:
             add("flops", operation.flops, (operation.written, operation.read))
         for activation in self.network.activations:
-            add("activation_bytes", activation.nbytes, (activation.parts,))
-        found = [Term(resource, c, held) for (resource, held), c in terms.items()]
-        return groups, found, np.array(optional, np.int64)
+            add("activation_bytes", activation.nbytes, (activation.segments,))
+        return groups, [Term(resource, c, spaces) for (resource, spaces), c in terms.items()], optional
 
-    def _loose(self) -> tuple[list[Group], list[Term], Ints]:
+    def _loose(self) -> tuple[list[Group], list[Term], list[int]]:
         """Blocks that are masked, not skipped: only parameters are saved. Blocks of equal size form a group."""
         groups: list[Group] = []
         terms = [Term("params", float(self.sizes[self.keep].sum()), ())]
@@ -108,29 +113,21 @@ class BlockPlan:
             terms.append(Term("params", float(size * len(numbers)), (len(groups),)))
             groups.append(Group(layer, len(numbers), 0, 1, len(numbers)))
             optional.extend(numbers)
-        return groups, terms, np.array(optional, np.int64)
-
-    def _resources(self) -> tuple[str, ...]:
-        dense, smallest = self.costs.dense(), self.costs.smallest()
-        return tuple(
-            r
-            for r in ("params", "flops", "activation_bytes")
-            if dense.get(r, 0.0) > 0 and (r == "params" or smallest.get(r, 0.0) < dense[r])
-        )
+        return groups, terms, optional
 
     # -- selection
     def budget(self, value: float | Mapping[str, float | None] | Budget) -> Budget:
         """A budget for this plan; a plain number binds every resource that the plan can reduce."""
         if isinstance(value, Budget) and value in self._selectors:
             return value
-        found = Budget.of(value, self.resources)
-        for resource in found.bound():
+        budget = Budget.of(value, self.resources)
+        for resource in budget.bound():
             if resource != "latency_ms" and resource not in self.costs.dense():
                 raise ValueError(
                     f"{self.how} blocks are masked, not skipped, so they save no {resource}: "
                     f"bind {' or '.join(self.resources)}, or use split='unit' on a model that can be traced"
                 )
-        return found
+        return budget
 
     def selector(self, value: float | Mapping[str, float | None] | Budget) -> Selector:
         """Chooses blocks under a budget; remembered, because making one takes longer than using it.
@@ -142,12 +139,12 @@ class BlockPlan:
             try:
                 self._selectors[budget] = self._selector(budget)
             except InfeasibleBudget as error:
-                raise InfeasibleBudget(f"{error}{self._why_whole()}", error.smallest) from None
+                notes = [] if self.network is None else self.network.notes[:3]
+                places = "; ".join(f"{place}: {reason}" for place, reason in notes)
+                raise InfeasibleBudget(
+                    f"{error} Not skipped: {places}." if notes else str(error), error.smallest
+                ) from None
         return self._selectors[budget]
-
-    def _why_whole(self) -> str:
-        notes = () if self.network is None else self.network.notes[:3]
-        return " Not skipped: " + "; ".join(f"{place}: {reason}" for place, reason in notes) + "." if notes else ""
 
     def _selector(self, budget: Budget) -> Selector:
         dense = self.costs.dense().get("flops", 0.0)
@@ -174,31 +171,21 @@ class BlockPlan:
             self._choices[budget] = selector.solver == "everything fits" or selector.reachable_masks(2) > 1
         return self._choices[budget]
 
-    def reachable_masks(self, budget: float | Mapping[str, float | None] | Budget, limit: int = 10**6) -> int:
-        """How many different selections are possible under a budget, counted up to `limit`."""
-        return self.selector(budget).reachable_masks(limit)
-
     def add_latency(self, terms: tuple[Term, ...]) -> None:
-        """Make latency a resource that can be bound, by terms measured on this device (see `timing.py`)."""
+        """Make latency a resource that can be bound, by terms measured on this device (see `latency.py`)."""
         others = tuple(term for term in self.costs.terms if term.resource != "latency_ms")
         self.costs = replace(self.costs, terms=(*others, *terms))
         self._selectors.clear()
         self._choices.clear()
-        self._live.clear()
+        self.lives.clear()
 
-    def live(self, kept: Bools) -> Live:
-        """What is live under a selection; remembered, because selections repeat from batch to batch."""
-        key = np.packbits(kept).tobytes()
-        found = self._live.get(key)
-        if found is None:
-            if len(self._live) >= _REMEMBERED:
-                self._live.clear()
-            found = self._live[key] = Live(self, kept.copy())
-        return found
+    def live(self, mask: Bools) -> Live:
+        """Live units and entries when these blocks are kept."""
+        return self.lives[mask.tobytes()]
 
-    def axis_blocks(self, parts: Parts) -> npt.NDArray[np.int64]:
+    def axis_blocks(self, segments: Segments) -> Ints:
         """Block of each position along an axis; -1 where it belongs to none."""
-        return axis_blocks(parts, self.cuts, self.first_block)
+        return axis_blocks(segments, self.cuts, self.first_block)
 
     def block_index(self, name: str, device: torch.device) -> Tensor:
         """Block of each position of a parameter along its owner's axis, as a tensor."""
@@ -208,13 +195,13 @@ class BlockPlan:
         return self._blocks[key]
 
     @property
-    def class_blocks(self) -> npt.NDArray[np.int64] | None:
+    def class_blocks(self) -> Ints | None:
         """The block of each output of the network, where every output has one of its own; None elsewhere."""
         outputs = () if self.network is None else self.network.outputs
-        found = [self.owners[name].block for name in outputs if self.owners[name].axis == 0]
-        if not found or any(not np.array_equal(block, found[0]) for block in found):
+        blocks = [self.owners[name].block for name in outputs if self.owners[name].axis == 0]
+        if not blocks or any(not np.array_equal(block, blocks[0]) for block in blocks):
             return None
-        return found[0] if len(set(found[0].tolist())) == len(found[0]) else None
+        return blocks[0] if len(set(blocks[0].tolist())) == len(blocks[0]) else None
 
     def name_of(self, space: int) -> str:
         """The layer that writes a set of units."""
@@ -224,11 +211,132 @@ class BlockPlan:
     # -- printing
     @property
     def rows(self) -> list[Row]:
-        """The lines of the printed plan."""
-        return plan_rows(self)
+        """One line per layer, FLOPs and activations shared out to the blocks that write them."""
+        entries: list[list[tuple[float, str, Segments]]] = [[], []]
+        if self.network is not None and self.sliceable:
+            entries[0] = [(o.flops, o.place, o.written) for o in self.network.operations]
+            entries[1] = [(a.nbytes, a.place, a.segments) for a in self.network.activations]
+        tables = np.zeros((2, len(self.blocks)))
+        rest = [0.0, 0.0]
+        for i, amounts in enumerate(entries):
+            for amount, place, segments in amounts:
+                blocks = self.axis_blocks(segments)
+                owner = self.owners.get(f"{place}.weight")
+                if (blocks < 0).all() and owner is not None and owner.axis == 0:
+                    blocks = owner.block
+                share = amount / len(blocks)
+                np.add.at(tables[i], blocks[blocks >= 0], share)
+                rest[i] += share * int((blocks < 0).sum())
+        layers: dict[str, list[int]] = {}
+        for number, block in enumerate(self.blocks):
+            layers.setdefault(block.name.rpartition("/")[0] or block.name, []).append(number)
+        rows = []
+        for layer, numbers in layers.items():
+            space = next((s for s, b in self.first_block.items() if b == numbers[0]), None)
+            units = self.cuts[space].units if space is not None else 0
+            always, params = int(self.keep[numbers].sum()), int(self.sizes[numbers].sum())
+            rows.append(Row(layer, units, len(numbers), always, params, *(float(t[numbers].sum()) for t in tables)))
+        if any(rest):
+            rows.append(Row("(not in a block)", 0, 0, 0, 0, *rest))
+        return rows
 
     def __str__(self) -> str:
-        return plan_text(self)
+        """The table, the smallest feasible budget and the gate's size."""
+        every = self.rows
+        rows = [row for row in every if row.blocks != 1 or not row.always]
+        whole = [row for row in every if row.blocks == 1 and row.always]
+        if whole:
+            name = whole[0].layer if len(whole) == 1 else f"{len(whole)} more layers"
+            fields = ("blocks", "always", "params", "flops", "activation_bytes")
+            rows.append(Row(name, 0, *(sum(getattr(row, field) for row in whole) for field in fields)))
+        flops, nbytes = sum(row.flops for row in rows), sum(row.activation_bytes for row in rows)
+        total = Row("total", 0, len(self.blocks), int(self.keep.sum()), self.size, flops, nbytes)
+        table = [_HEAD, *(row.cells(self.sliceable) for row in (*rows, total))]
+        widths = [max(len(line[i]) for line in table) for i in range(len(_HEAD))]
+        lines = [
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+            for line in table
+        ]
+        rule = "-" * len(lines[0])
+        smallest, dense = self.costs.smallest(), self.costs.dense()
+        floor = ", ".join(f"{r} {smallest[r] / dense[r]:.3f}" for r in self.resources)
+        foot = [f"smallest feasible: {floor}"]
+        if self.gate_size:
+            foot.append(f"gate: {self.gate_size:,} parameters, {self.gate_size / self.size:.1%} of the model")
+        return "\n".join([f"{self.how} blocks", lines[0], rule, *lines[1:-1], rule, lines[-1], *foot])
 
 
-__all__ = ["Block", "BlockPlan", "Live"]
+@dataclass(frozen=True)
+class Row:
+    """One line of the printed plan."""
+
+    layer: str
+    units: int
+    blocks: int
+    always: int
+    params: int
+    flops: float
+    activation_bytes: float
+
+    def cells(self, measured: bool = True) -> tuple[str, ...]:
+        """The line as text; blocks that are masked, not skipped, save no work that could be measured."""
+        return (
+            self.layer,
+            str(self.units or ""),
+            str(self.blocks or ""),
+            str(self.always or ""),
+            f"{self.params:,}",
+            f"{self.flops:,.0f}" if measured else "–",
+            f"{self.activation_bytes:,.0f}" if measured else "–",
+        )
+
+
+class PlanTiles:
+    """The tiles of a plan: the smallest parts of the parameters that live and die together.
+
+    A weight matrix is cut along what it writes and along what it reads, so its tiles are rectangles (a block of units
+    x a block of inputs). A tile is live when both of its blocks are; what was never live was never trained, and need
+    not be sent. Parameters are flattened and joined in the order of `plan.shapes`, `without` some.
+    """
+
+    def __init__(self, plan: BlockPlan, without: Collection[str] = ()) -> None:
+        shapes = {name: shape for name, shape in plan.shapes.items() if name not in without}
+        self.owner = np.empty(sum(map(math.prod, shapes.values())), np.int64)  # tile of every parameter entry
+        blocks: list[Ints] = []  # for each tile, the blocks that must be kept for it to be live (-1: none)
+        start = count = 0
+        for name, shape in shapes.items():
+            numbers, needed = _tiles(plan, name, shape)
+            size = math.prod(shape)
+            self.owner[start : start + size] = numbers + count
+            blocks.append(needed)
+            start, count = start + size, count + len(needed)
+        self.count = count
+        width = max(needed.shape[1] for needed in blocks)
+        self.blocks = np.concatenate(
+            [np.pad(needed, ((0, 0), (0, width - needed.shape[1])), constant_values=-1) for needed in blocks]
+        )
+        self.sizes = np.bincount(self.owner, minlength=count)
+
+    def live(self, masks: Iterable[Bools]) -> Ints:
+        """Tiles that were live under at least one selection."""
+        alive = np.zeros(self.count, bool)
+        for mask in masks:
+            alive |= (mask[self.blocks] | (self.blocks < 0)).all(axis=1)
+        return np.flatnonzero(alive)
+
+
+def _tiles(plan: BlockPlan, name: str, shape: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Tile of every entry of a parameter, numbered from 0, and the blocks each tile needs."""
+    owner = plan.owners[name]
+    if owner.axis is None:
+        blocks, numbers = np.unique(owner.block, return_inverse=True)
+        return numbers.reshape(-1), blocks[:, None]
+    lines = {axis: plan.axis_blocks(segments) for axis, segments in plan.axes.get(name, {}).items()}
+    lines[owner.axis] = owner.block
+    total = np.zeros(shape, np.int64)
+    needed: list[list[int]] = [[]]
+    for axis, line in sorted(lines.items()):
+        blocks, numbers = np.unique(line, return_inverse=True)
+        total = total * len(blocks) + numbers.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        needed = [[*before, int(block)] for before in needed for block in blocks]
+    return total.reshape(-1), np.array(needed, np.int64)

@@ -1,13 +1,13 @@
 """Splitters: how a model's parameters become the L blocks that a gate weighs and a budget keeps or drops.
 
-`unit` (default)  whole output units with their bias and norm; what is dropped is neither computed nor read
+`unit` (default)  whole output units with their bias and norm; dropped ones are neither computed nor read
 `head`            attention heads and the hidden neurons of feed-forward layers; everything else is always kept
 `channel`         the inputs that a layer reads
 `flat`            the paper's operator-free rule: every tensor, flattened, in B pieces (cannot be skipped, only masked)
 any callable      `model -> list[Block]`
 
 Blocks of one group cost the same: the first one is always kept and takes up what does not divide evenly, so that
-choosing among the others is choosing how many (see `budget.py`).
+choosing among the others is choosing how many (see `selection/budget.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from pfedgate.core.errors import unknown
-from pfedgate.gating.slicing.axes import Parts, Space, is_dense
+from pfedgate.gating.slicing.axes import Segments, Space, is_dense
 from pfedgate.gating.slicing.steps import Network, Policy
 from pfedgate.gating.slicing.trace import analyse
 
@@ -99,7 +99,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Split:
-    """What a splitter found; `plan.BlockPlan` adds costs."""
+    """A model cut into blocks; `plan.BlockPlan` adds costs."""
 
     blocks: tuple[Block, ...]
     owners: dict[str, Owner]
@@ -140,41 +140,37 @@ def split_model(
     if not shapes:
         raise ValueError("the model has no parameters, so there is nothing to gate")
     if callable(how):
-        found = _checked(how(model))
-        return Split(found, _owners(found, shapes), None, {}, {})
+        own = _checked(how(model))
+        return Split(own, _owners(own, shapes), None, {}, {})
     if how not in SPLITTERS:
         raise ValueError(unknown("splitter", how, SPLITTERS))
     if how == "flat":
-        found = tuple(b for name, shape in shapes.items() for b in _flat(name, shape, blocks, smallest))
-        return Split(found, _owners(found, shapes), None, {}, {})
+        flat = tuple(b for name, shape in shapes.items() for b in _flat(name, shape, blocks, smallest))
+        return Split(flat, _owners(flat, shapes), None, {}, {})
     network = analyse(model, example, _policy(how, keep_output))
     if network.program is not None and not network.spaces:
-        network = Network(None, reason=_nothing_to_skip(network))
+        places = "; ".join(f"{place}: {why}" for place, why in network.notes[:3])
+        network = Network(None, reason="no units were found that can be skipped" + (f" ({places})" if places else ""))
     if network.program is None:
         if how != "unit":
             raise ValueError(f"split={how!r} is not possible: {network.reason}. Use split='unit' or 'flat'")
-        found = tuple(_by_module(model, blocks, smallest, keep_output))
-        return Split(found, _owners(found, shapes), network, {}, {})
+        rows = tuple(_by_module(model, blocks, smallest, keep_output))
+        return Split(rows, _owners(rows, shapes), network, {}, {})
     return _by_space(network, shapes, how, blocks, smallest, output_blocks)
 
 
-def _checked(made: object) -> tuple[Block, ...]:
-    """What a user's splitter returned, if it is blocks of pieces."""
-    wanted = "return a list of pfedgate.Block(name, pieces), each piece a pfedgate.Piece(parameter, start, stop)"
-    if not isinstance(made, Iterable):
-        raise TypeError(f"the splitter returned {type(made).__name__}; {wanted}")
-    found = tuple(made)
-    for number, block in enumerate(found):
+def _checked(returned: object) -> tuple[Block, ...]:
+    """The result of a user's splitter, if it is blocks of pieces."""
+    expected = "return a list of pfedgate.Block(name, pieces), each piece a pfedgate.Piece(parameter, start, stop)"
+    if not isinstance(returned, Iterable):
+        raise TypeError(f"the splitter returned {type(returned).__name__}; {expected}")
+    blocks = tuple(returned)
+    for number, block in enumerate(blocks):
         if not isinstance(block, Block):
-            raise TypeError(f"the splitter's block {number} is a {type(block).__name__}; {wanted}")
+            raise TypeError(f"the splitter's block {number} is a {type(block).__name__}; {expected}")
         if not isinstance(block.pieces, Sequence) or not all(isinstance(piece, Piece) for piece in block.pieces):
-            raise TypeError(f"the pieces of block {block.name!r} are no sequence of Piece; {wanted}")
-    return found
-
-
-def _nothing_to_skip(network: Network) -> str:
-    places = "; ".join(f"{place}: {why}" for place, why in network.notes[:3])
-    return "no units were found that can be skipped" + (f" ({places})" if places else "")
+            raise TypeError(f"the pieces of block {block.name!r} are no sequence of Piece; {expected}")
+    return blocks
 
 
 def _flat(name: str, shape: tuple[int, ...], blocks: int, smallest: float) -> Iterable[Block]:
@@ -207,29 +203,28 @@ def _by_module(model: nn.Module, blocks: int, smallest: float, keep_output: bool
 
 
 def _by_space(
-    network: Network,
-    shapes: dict[str, tuple[int, ...]],
-    how: str,
-    blocks: int,
-    smallest: float,
-    output_blocks: int,
+    network: Network, shapes: dict[str, tuple[int, ...]], how: str, blocks: int, smallest: float, output_blocks: int
 ) -> Split:
-    found: list[Block] = []
+    named: list[Block] = []
     cuts: dict[int, Cut] = {}
     first_block: dict[int, int] = {}
     for space, info in network.spaces.items():
-        cuts[space], first_block[space] = cut(info.units, blocks, smallest), len(found)
+        cuts[space], first_block[space] = cut(info.units, blocks, smallest), len(named)
         place = info.producers[0][1]
-        found.extend(Block(f"{place}/{i}", (), keep=i == 0) for i in range(cuts[space].count + 1))
+        named.extend(Block(f"{place}/{i}", (), keep=i == 0) for i in range(cuts[space].count + 1))
     owners: dict[str, Owner] = {}
 
-    def whole(name: str) -> int:
-        """The block of what is never dropped of a layer."""
-        layer = name.rpartition(".")[0] or name
-        number = next((i for i, b in enumerate(found) if b.name == layer), len(found))
-        if number == len(found):
-            found.append(Block(layer, (), keep=True))
+    def numbered(name: str, *new: Block) -> int:
+        """The number of the first block of this name, after which the others follow; they are added if it is new."""
+        number = next((i for i, b in enumerate(named) if b.name == name), len(named))
+        if number == len(named):
+            named.extend(new)
         return number
+
+    def whole(name: str) -> int:
+        """The block of a layer that is never dropped."""
+        layer = name.rpartition(".")[0] or name
+        return numbered(layer, Block(layer, (), keep=True))
 
     for name, shape in shapes.items():
         axes = network.axes.get(name, {})
@@ -241,37 +236,35 @@ def _by_space(
             # The output layer is kept whole, but weighed finely: much of personalisation is here.
             key = f"{name.rpartition('.')[0] or name} outputs"
             number = min(shape[0], output_blocks)
-            start = next((i for i, b in enumerate(found) if b.name == f"{key}/0"), len(found))
-            if start == len(found):
-                found.extend(Block(f"{key}/{i}", (), keep=True) for i in range(number))
+            start = numbered(f"{key}/0", *(Block(f"{key}/{i}", (), keep=True) for i in range(number)))
             owners[name] = Owner(0, start + np.arange(shape[0]) * number // shape[0])
         else:
             owners[name] = Owner(0 if shape else None, np.full(shape[:1] or (1,), whole(name)))
-    pieces: list[list[Piece]] = [[] for _ in found]
+    pieces: list[list[Piece]] = [[] for _ in named]
     for name, owner in owners.items():
         for number, start, stop in _runs(owner.block):
             pieces[number].append(Piece(name, start, stop, owner.axis))
-    done = tuple(Block(b.name, tuple(p), b.keep) for b, p in zip(found, pieces, strict=True))
-    return Split(done, owners, network, cuts, first_block)
+    filled = tuple(Block(b.name, tuple(p), b.keep) for b, p in zip(named, pieces, strict=True))
+    return Split(filled, owners, network, cuts, first_block)
 
 
-def _owner_axis(axes: Mapping[int, Parts], reads: int | None, how: str) -> int | None:
-    """Units own what they write. Heads, neurons and channels also own what is read of them."""
-    cuttable = [axis for axis, parts in axes.items() if not is_dense(parts)]
+def _owner_axis(axes: Mapping[int, Segments], reads: int | None, how: str) -> int | None:
+    """Units own the weights that write them. Heads, neurons and channels also own those that read them."""
+    cuttable = [axis for axis, segments in axes.items() if not is_dense(segments)]
     written = [axis for axis in cuttable if axis != reads]
     if written:
         return written[0]
     return cuttable[0] if cuttable and how != "unit" else None
 
 
-def axis_blocks(parts: Parts, cuts: Mapping[int, Cut], first_block: Mapping[int, int]) -> npt.NDArray[np.int64]:
+def axis_blocks(segments: Segments, cuts: Mapping[int, Cut], first_block: Mapping[int, int]) -> npt.NDArray[np.int64]:
     """Block of each position along an axis; -1 where it belongs to no space."""
     pieces = []
-    for part in parts:
-        if part.space is None:
-            pieces.append(np.full(part.length, -1, np.int64))
+    for segment in segments:
+        if segment.space is None:
+            pieces.append(np.full(segment.length, -1, np.int64))
         else:
-            pieces.append(np.repeat(first_block[part.space] + cuts[part.space].block_of(), part.inner))
+            pieces.append(np.repeat(first_block[segment.space] + cuts[segment.space].block_of(), segment.inner))
     return np.concatenate(pieces)
 
 

@@ -21,15 +21,18 @@ from pfedgate.core.errors import unknown
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.network import Gate
 from pfedgate.gating.gate.start import rank
-from pfedgate.gating.model import GatedModel, Selection
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.selection.budget import Budget
-from pfedgate.gating.slicing.graphs import alike, mode, quiet
+from pfedgate.gating.slicing.trace import alike, mode, quiet
 from pfedgate.gating.splitters import Block, split_model
 
-EXECUTIONS = ("auto", "sliced", "masked")
-COMPENSATIONS = ("share", "sqrt", "none")
-STRAIGHT_THROUGH = ("full", "kept")
+_CHOICES = {
+    "variant": ("paper",),
+    "execution": ("auto", "sliced", "masked"),
+    "compensation": ("share", "sqrt", "none"),
+    "straight-through mode": ("full", "kept"),
+}
 
 Splitter = Callable[[nn.Module], Sequence[Block]]
 
@@ -49,21 +52,19 @@ def gate(
     compensate: str = "sqrt",
     straight_through: str = "full",
     variant: str | None = None,
-    deviations: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> GatedModel:
     """Wrap a module with a gate that keeps every batch within a budget.
 
     `example` is one batch, or its shape. `budget=0.3` binds parameters, FLOPs and activation bytes alike (where the
-    splitter can reduce them); `Budget(params=0.3)` is the paper's s. `split` says what a block is (see `blocks.py`),
-    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; of .1 more layers
+    splitter can reduce them); `Budget(params=0.3)` is the paper's s. `split` says what a block is (see `splitters.py`),
+    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; with .1 more layers
     can be cut into steps of four units, which run faster, but a tenth of all resources is out of reach then).
     `keep_output` never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides
     weights by the root of the live share of their inputs ("sqrt"), by the share itself ("share") or not ("none").
     `straight_through="kept"` gives only kept blocks a gradient of G, in either execution. `gate` holds the gate's own
-    switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally,
-    and `variant="authors"` what their code does instead, for a budget of parameters; `deviations` adds single ones of
-    these to either, or takes them away ("-D17"; see `authors.py`).
+    switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally:
+    flat blocks, no compensation, and the gate of `GateConfig.paper`.
 
     >>> import pfedgate, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
@@ -71,132 +72,96 @@ def gate(
     >>> gated(torch.randn(8, 64)).shape, gated.last.density <= 0.3
     (torch.Size([8, 10]), True)
     """
-    if deviations and variant is None:
-        raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
-    if variant == "authors" or deviations:
-        from pfedgate.gating import authors  # is made of this function
-
-        chosen = authors.deviations(str(variant), deviations)
-        config = GateConfig.of(gate or "paper")
-        return authors.authors_gate(model, example, chosen, config, budget, smallest=smallest, generator=generator)
-    if variant is not None:
-        _choice("variant", variant, ("paper", "authors"))
+    options = (variant or "paper", execution, compensate, straight_through)
+    for (option, choices), value in zip(_CHOICES.items(), options, strict=True):
+        if value not in choices:
+            raise ValueError(unknown(option, str(value), choices))
+    if variant == "paper":
         split, blocks, keep_output, compensate, gate = "flat", 5, False, "none", gate or "paper"
     if blocks < 2 or not 0 <= smallest < 1 or output_blocks < 1:
         raise ValueError(
             "need blocks >= 2, 0 <= smallest < 1 and output_blocks >= 1, "
             f"got blocks={blocks}, smallest={smallest}, output_blocks={output_blocks}"
         )
-    _choice("execution", execution, EXECUTIONS)
-    _choice("compensation", compensate, COMPENSATIONS)
-    _choice("straight-through mode", straight_through, STRAIGHT_THROUGH)
     _check_model(model)
     # Parameters made under inference mode could never be trained.
     with torch.inference_mode(False):
         batch = _example(model, example)
         result, embedding = _check_runs(model, batch)
-        recipe = Recipe(
-            tuple(batch.shape), batch.dtype, split, blocks, smallest, keep_output, output_blocks,
-            execution, compensate, straight_through,
-        )  # fmt: skip
-        plan = recipe.plan(model, batch)
-        _say_if_masked(plan, execution, budget)
+        cutting = {"blocks": blocks, "smallest": smallest, "keep_output": keep_output, "output_blocks": output_blocks}
+        wiring = Wiring(tuple(batch.shape), batch.dtype, split, cutting, execution, compensate, straight_through)
+        plan = wiring.plan(model, batch)
+        # One number is meant to save work, too: the user hears if that is impossible, unless masks were asked for.
+        named = isinstance(budget, Budget | Mapping) or budget == 1
+        if execution == "auto" and plan.network is not None and not plan.sliceable and not named:
+            warnings.warn(
+                f"blocks can only be masked, not skipped: {plan.network.reason}. The budget binds parameters alone and "
+                "saves neither time nor memory. If that is what you want: execution='masked' or Budget(params=...)",
+                stacklevel=2,
+            )
         if execution == "masked" or not plan.sliceable:
             _check_gradients(model, batch)
-        config = GateConfig.of(gate)
+        config, classes = GateConfig.of(gate), None
+        if config.shift:
+            if not isinstance(result, Tensor) or result.ndim != 2:
+                raise ValueError("GateConfig(shift=True) needs a model that returns logits of shape [batch, classes]")
+            classes = int(result.shape[1])
+        flops = plan.costs.dense().get("flops", math.inf)
         private = Gate(
-            batch,
-            len(plan.blocks),
-            config,
-            model_size=plan.size,
-            model_flops=plan.costs.dense().get("flops", math.inf),
-            embedding=embedding,
-            classes=_classes(result) if config.shift else None,
-            generator=generator,
-        )
+            batch, len(plan.blocks), config, model_size=plan.size, model_flops=flops,
+            embedding=embedding, classes=classes, generator=generator,
+        )  # fmt: skip
         parameter = next(model.parameters())
         private.to(parameter.device, torch.promote_types(parameter.dtype, torch.float32))
-        gated = recipe.wrap(model, private, plan, budget)
+        gated = wiring.wrap(model, private, plan, budget)
         rank(private, plan, gated.budget, model)
         return gated
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Wiring:
     """How a model was planned: enough to plan it again."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     split: str | Splitter
-    blocks: int
-    smallest: float
-    keep_output: bool
-    output_blocks: int
+    cutting: Mapping[str, Any]  # the options of `split_model`
     execution: str
     compensate: str
     straight_through: str
 
     def plan(self, model: nn.Module, batch: Tensor) -> BlockPlan:
         """Cut the model into blocks."""
-        found = split_model(
-            model,
-            batch,
-            self.split,
-            blocks=self.blocks,
-            smallest=self.smallest,
-            keep_output=self.keep_output,
-            output_blocks=self.output_blocks,
-        )
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         how = self.split if isinstance(self.split, str) else getattr(self.split, "__name__", "custom")
-        plan = BlockPlan(found, shapes, how)
-        plan.recipe = self
+        plan = BlockPlan(split_model(model, batch, self.split, **self.cutting), shapes, how)
+        plan.wiring = self
         if self.execution == "sliced" and not plan.sliceable:
             reason = plan.network.reason if plan.network is not None else f"{how} blocks cut through units"
             raise ValueError(f"sliced execution is not possible: {reason}. Use execution='auto' or 'masked'")
         return plan
 
-    def dtype_for(self, model: nn.Module) -> torch.dtype:
-        """The type of a batch: the model's, if it was converted since, except for integers."""
-        return next(model.parameters()).dtype if self.dtype.is_floating_point else self.dtype
+    def batch(self, model: nn.Module) -> Tensor:
+        """A batch like the example, of the type that the model has now: always the same noise, or zeros for tokens."""
+        parameter = next(model.parameters())
+        if not self.dtype.is_floating_point:
+            return torch.zeros(self.shape, dtype=self.dtype, device=parameter.device)
+        noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(0))
+        return noise.to(parameter.device, parameter.dtype)
 
     def wrap(
         self, model: nn.Module, private: Gate, plan: BlockPlan, budget: float | Mapping[str, float | None] | Budget
     ) -> GatedModel:
-        """The gated model."""
-        return GatedModel(
-            model,
-            private,
-            plan,
-            budget,
-            execution="sliced" if plan.sliceable and self.execution != "masked" else "masked",
-            compensate=self.compensate,
-            straight_through=self.straight_through,
-        )
+        """The gated model of a plan."""
+        execution = "sliced" if plan.sliceable and self.execution != "masked" else "masked"
+        options = {"compensate": self.compensate, "straight_through": self.straight_through}
+        return GatedModel(model, private, plan, budget, execution=execution, **options)
 
     def again(self, model: nn.Module, private: Gate, budget: Budget, training: bool) -> GatedModel:
-        """What a pickled gated model is made of: the plan is made anew, the numbers are as they were."""
-        device = next(model.parameters()).device
-        plan = self.plan(model, torch.zeros(self.shape, dtype=self.dtype_for(model), device=device))
-        gated = self.wrap(model, private, plan, budget)
+        """A pickled gated model: the plan is made anew, the numbers are as they were."""
+        gated = self.wrap(model, private, self.plan(model, self.batch(model)), budget)
         gated.training = training
         return gated
-
-
-def _say_if_masked(plan: BlockPlan, execution: str, budget: float | Mapping[str, float | None] | Budget) -> None:
-    """One number is meant to save work, too: say so if that is impossible, unless masks were asked for."""
-    named = isinstance(budget, Budget | Mapping) or budget == 1
-    if execution == "auto" and plan.network is not None and not plan.sliceable and not named:
-        warnings.warn(
-            f"blocks can only be masked, not skipped: {plan.network.reason}. The budget binds parameters alone and "
-            "saves neither time nor memory. If that is what you want: execution='masked' or Budget(params=...)",
-            stacklevel=3,
-        )
-
-
-def _choice(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(unknown(what, str(value), known))
 
 
 def _check_model(model: nn.Module) -> None:
@@ -232,19 +197,16 @@ def _example(model: nn.Module, example: Tensor | Sequence[int]) -> Tensor:
     if not shape or min(shape) < 1:
         raise ValueError(f"the shape of an example needs positive sizes, the batch first, got {shape}")
     parameter = next(model.parameters())
-    reads = _first(model, nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
-    dtype = torch.long if isinstance(reads, nn.Embedding) else parameter.dtype
+    reading = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+    first = next((m for m in model.modules() if isinstance(m, reading)), None)
+    dtype = torch.long if isinstance(first, nn.Embedding) else parameter.dtype
     return torch.zeros(shape, dtype=dtype, device=parameter.device)
-
-
-def _first(model: nn.Module, *kinds: type[nn.Module]) -> Any:
-    return next((m for m in model.modules() if isinstance(m, kinds)), None)
 
 
 def _check_runs(model: nn.Module, batch: Tensor) -> tuple[Any, nn.Embedding | None]:
     """Run the model once on the example, without a trace in the model or in random generators.
 
-    Returns what it returns, and the embedding that reads the batch itself (not positions, or a part of it).
+    Returns the model's result, and the embedding that reads the batch itself (not positions, or a part of it).
     """
     try:
         inspect.signature(model.forward).bind(batch)
@@ -287,27 +249,18 @@ def _check_gradients(model: nn.Module, batch: Tensor) -> None:
             parameter.mul_(-0.7)  # other numbers, that a ReLU can tell apart
     own = dict(twin.named_parameters())
     lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in own.items()}
-    found: list[tuple[Tensor | None, ...]] = []
+    gradients: list[tuple[Tensor | None, ...]] = []
     for host, parameters in ((twin, own), (model, lent)):
         buffers = {name: buffer.clone() for name, buffer in host.named_buffers()}
         with quiet(batch.device), mode(host, training=True), torch.enable_grad():
             try:
-                made = tree_leaves(functional_call(host, {**parameters, **buffers}, (batch.clone(),)))
+                results = tree_leaves(functional_call(host, {**parameters, **buffers}, (batch.clone(),)))
             except Exception:  # a batch that is too small for training, say: then there is nothing to compare
                 return
-            roots = [t.sum() for t in made if isinstance(t, Tensor) and t.requires_grad]
-            found.append(torch.autograd.grad(roots, list(parameters.values()), allow_unused=True) if roots else ())
-    if not all(alike(a, b) for a, b in zip(*found, strict=True)):
+            roots = [t.sum() for t in results if isinstance(t, Tensor) and t.requires_grad]
+            gradients.append(torch.autograd.grad(roots, list(parameters.values()), allow_unused=True) if roots else ())
+    if not all(alike(a, b) for a, b in zip(*gradients, strict=True)):
         raise ValueError(
             "the model computes parts of its forward pass again for the backward pass (torch.utils.checkpoint), and "
             "masked weights would not be used there: switch checkpointing off"
         )
-
-
-def _classes(result: Any) -> int:
-    if not isinstance(result, Tensor) or result.ndim != 2:
-        raise ValueError("GateConfig(shift=True) needs a model that returns logits of shape [batch, classes]")
-    return int(result.shape[1])
-
-
-__all__ = ["GatedModel", "Selection", "gate"]

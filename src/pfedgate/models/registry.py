@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.core.errors import unknown
-from pfedgate.models import cnn, mlp, resnet, text, vit
+from pfedgate.models import images, text, vit
 
 Shape = tuple[int, ...]
 
@@ -21,10 +21,10 @@ class ModelInfo:
 
     name: str
     what: str
-    input_shape: Shape  # of one sample; the default of build()
+    input_shape: Shape  # one sample's; the default of build()
     classes: int
     params: int  # at these defaults
-    options: dict[str, object]  # what build() accepts beyond the shape, with the defaults
+    options: dict[str, object]  # accepted by build() beyond the shape, with the defaults
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class _Entry:
 
 
 _MODELS = {
-    "cnn_femnist": _Entry(cnn.cnn_femnist, (1, 28, 28), 62),
-    "cnn_cifar10": _Entry(cnn.cnn_cifar10, (3, 32, 32), 10),
-    "cnn_cifar100": _Entry(cnn.cnn_cifar100, (3, 32, 32), 100),
-    "lenet5_wide": _Entry(cnn.lenet5_wide, (3, 32, 32), 100),
-    "cnn_digits": _Entry(cnn.cnn_digits, (1, 8, 8), 10),
-    "mlp": _Entry(mlp.mlp, (64,), 10),
-    "resnet": _Entry(resnet.ResNet, (3, 32, 32), 10),
+    "cnn_femnist": _Entry(images.cnn_femnist, (1, 28, 28), 62),
+    "cnn_cifar10": _Entry(images.cnn_cifar10, (3, 32, 32), 10),
+    "cnn_cifar100": _Entry(images.cnn_cifar100, (3, 32, 32), 100),
+    "lenet5_wide": _Entry(images.lenet5_wide, (3, 32, 32), 100),
+    "cnn_digits": _Entry(images.cnn_digits, (1, 8, 8), 10),
+    "mlp": _Entry(images.mlp, (64,), 10),
+    "resnet": _Entry(images.ResNet, (3, 32, 32), 10),
     "vit": _Entry(vit.VisionTransformer, (3, 32, 32), 10),
     "text_cnn": _Entry(text.TextCNN, (32,), 4),
     "text_gru": _Entry(text.TextGRU, (32,), 4),
@@ -49,7 +49,7 @@ _MODELS = {
 
 
 def names() -> tuple[str, ...]:
-    """The models there are.
+    """Names that `build` accepts.
 
     >>> "cnn_digits" in names()
     True
@@ -69,10 +69,10 @@ def build(name: str, input_shape: Shape | None = None, classes: int | None = Non
     TypeError: model 'cnn_femnist': unknown option 'widht': did you mean 'width'? Known: width
     """
     entry = _entry(name)
-    known = _options(entry)
+    accepted = _options(entry)
     for option in options:
-        if option not in known:
-            raise TypeError(f"model {name!r}: {unknown('option', option, known)}")
+        if option not in accepted:
+            raise TypeError(f"model {name!r}: {unknown('option', option, accepted)}")
     shape = entry.input_shape if input_shape is None else tuple(int(size) for size in input_shape)
     outputs = entry.classes if classes is None else int(classes)
     if outputs < 1 or not shape or min(shape) < 1:
@@ -84,7 +84,7 @@ def build(name: str, input_shape: Shape | None = None, classes: int | None = Non
 
 
 def options(name: str) -> dict[str, object]:
-    """What build() accepts for this model beyond the shape, with the defaults; nothing is built for it.
+    """Options that build() accepts for this model beyond the shape, with their defaults; nothing is built.
 
     >>> options("cnn_femnist")
     {'width': 1.0}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfedgate import algorithms, experiment
-from pfedgate.config import catalogue
+from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, PLACES
 from pfedgate.runs import gates
 from pfedgate.runs.folder import Run
@@ -51,7 +51,7 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
 def starts_at_labels(run: Run) -> bool:
     """Whether gates were given the frequencies of their clients' classes before they learnt anything."""
     options = run.recipe.algorithm.options
-    return options.get("start") == "labels" and not options.get("gate_ones") and options.get("variant") is None
+    return options.get("start") == "labels" and options.get("gate.init") != "ones" and options.get("variant") is None
 
 
 def _lines(run: Run) -> list[Content]:

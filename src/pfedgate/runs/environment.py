@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "numpy", "ortools", "safetensors", "scikit-learn", "scipy")
+PACKAGES = ("torch", "numpy", "safetensors", "scikit-learn", "scipy")
 
 
 def environment() -> dict[str, Any]:
@@ -21,15 +21,21 @@ def environment() -> dict[str, Any]:
     >>> sorted(environment())
     ['command', 'commit', 'machine', 'packages', 'pfedgate', 'python', 'started']
     """
+    import torch
+
     from pfedgate import __version__
 
+    try:
+        memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        memory = None
     machine = {
         "system": platform.platform(),
         "cpu": _cpu(),
         "vectors": _vectors(),
         "cores": os.cpu_count(),
-        "memory_bytes": _memory(),
-        "accelerators": _accelerators(),
+        "memory_bytes": memory,
+        "accelerators": [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())],
     }
     packages = {}
     for name in PACKAGES:
@@ -49,7 +55,7 @@ def environment() -> dict[str, Any]:
 
 
 def other_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes the same run give other bits now than in the environment before, in words.
+    """Differences to the environment before that let the same run give other bits, in words.
 
     >>> now = environment()
     >>> other_bits(now | {"machine": now["machine"] | {"vectors": "MMX"}}, now)[0].startswith("vectors MMX then, ")
@@ -59,10 +65,10 @@ def other_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     named = [("vectors", before["machine"].get("vectors"), now["machine"]["vectors"])]
     named += [("accelerators", before["machine"]["accelerators"], now["machine"]["accelerators"])]
     named += [("torch", before["packages"].get("torch"), now["packages"].get("torch"))]
-    return [f"{name} {_told(then)} then, {_told(here)} here" for name, then, here in named if then not in (None, here)]
+    return [f"{name} {_text(then)} then, {_text(here)} here" for name, then, here in named if then not in (None, here)]
 
 
-def _told(value: str | list[str] | None) -> str:
+def _text(value: str | list[str] | None) -> str:
     return value if isinstance(value, str) else ", ".join(value or []) or "none"
 
 
@@ -84,19 +90,6 @@ def _vectors() -> str:
     return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most}" if most else "")
 
 
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _accelerators() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-
-
 def _commit() -> str | None:
     """The commit of the source this runs from, with a + if files differ; None if it is an installed package."""
     here = Path(__file__).parent
@@ -105,8 +98,8 @@ def _commit() -> str | None:
         inside = subprocess.run(
             ["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10
         )
-        found = subprocess.run(ask, capture_output=True, text=True, timeout=10)
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     # A virtual environment inside somebody else's repository must not pass for that repository's commit.
-    return found.stdout.strip() or None if inside.returncode == 0 and found.returncode == 0 else None
+    return answer.stdout.strip() or None if inside.returncode == 0 and answer.returncode == 0 else None

@@ -31,10 +31,10 @@ from safetensors.torch import load_file
 from pfedgate.config import recipe as config
 from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
-from pfedgate.runs.environment import environment, other_bits
 from pfedgate.core.errors import unknown
-from pfedgate.engine.store import DiskStore, write_atomically
 from pfedgate.core.types import State
+from pfedgate.engine.store import DiskStore, write_atomically
+from pfedgate.runs.environment import environment, other_bits
 
 CONFIG, ENVIRONMENT, COMPARISON = "config.toml", "environment.json", "comparison.json"
 
@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What was run."""
+        """The resolved recipe of the run."""
         return config.resolve(self.config)
 
     @cached_property
@@ -63,12 +63,12 @@ class Run:
     @property
     def environments(self) -> list[dict[str, Any]]:
         """Where it ran: one entry for the start and one for every resume."""
-        found: list[dict[str, Any]] = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
-        return found
+        entries: list[dict[str, Any]] = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+        return entries
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record per round."""
+        """One record per round, without seconds."""
         return _lines(self.path / "metrics.jsonl")
 
     @property
@@ -90,11 +90,11 @@ class Run:
         """(round, value) of a number: one of an evaluation point, else one recorded every round."""
         records = self.metrics
         scored = [(r["round"], r[point][name]) for r in records if name in r.get(point, {})]
-        found = scored or [(r["round"], r[name]) for r in records if name in r]
-        if records and not found:
-            known = {key for r in records for part in (r, r.get(point, {})) for key in part}
-            raise KeyError(f"{self.path}: {unknown('metric', name, known)}")
-        return found
+        values = scored or [(r["round"], r[name]) for r in records if name in r]
+        if records and not values:
+            names = {key for r in records for part in (r, r.get(point, {})) for key in part}
+            raise KeyError(f"{self.path}: {unknown('metric', name, names)}")
+        return values
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -115,8 +115,10 @@ class Run:
         """The numbers of a table row; empty until the run has ended."""
         if not self.finished:
             return {}
-        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        return found
+        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        if "peak_bytes" in summary:  # its name in folders of earlier versions
+            summary["resident_bytes"] = summary.pop("peak_bytes")
+        return summary
 
     def server(self, which: str = "last") -> State:
         """The server's State: of the last checkpoint, or the one that was "best" on validation."""
@@ -192,7 +194,7 @@ def extend(run: Run, rounds: int) -> None:
         raise ValueError(f"train.schedule={recipe.train.schedule} depends on the number of rounds: start a new run")
     longer = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, rounds=rounds))
     write_atomically(run.path / CONFIG, longer.toml().encode())
-    for name in ("summary.json", "clients.csv"):  # of the end, which is no longer there
+    for name in ("summary.json", "clients.csv"):  # both belong to an end that is no longer one
         (run.path / name).unlink(missing_ok=True)
     run.__dict__.pop("recipe", None)
     run.__dict__.pop("config", None)

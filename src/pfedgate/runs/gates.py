@@ -21,16 +21,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.engine.roster import Options, Roster
 from pfedgate.core.seeds import seeded
-from pfedgate.engine.endpoint import Endpoint
-from pfedgate.engine.store import DiskStore, Store, write_atomically
 from pfedgate.core.state import flat, inside
 from pfedgate.core.types import Federation, Round, State
+from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.roster import Options, Roster
+from pfedgate.engine.store import DiskStore, Store, write_atomically
 
 FILE = "gates.jsonl"
-MOST_CLIENTS = 200  # of more, a picture shows nothing and looking takes longer than the round: the first so many
-# How a state that cannot be looked at shows: a file cut short, tensors that are missing, of other names or shapes.
+MOST_CLIENTS = 200  # a picture of more shows nothing, and looking would take longer than the round
+# A state that cannot be looked at raises one of these: a file cut short, tensors missing, other names or shapes.
 UNREADABLE = (KeyError, RuntimeError, ValueError, OSError, SafetensorError)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 24
@@ -76,17 +76,17 @@ def look(
             continue
         with seeded(options.seed, "inspect", round.index, card.id):
             got = algorithm.send(server, card, round)
-            found: Mapping[str, Any] = getattr(algorithm, "inspect")(got, private, endpoint.local(card, round))  # noqa: B009
+            view: Mapping[str, Any] = getattr(algorithm, "inspect")(got, private, endpoint.local(card, round))  # noqa: B009
         # A file does not keep the order of names; distances between gates need one.
         gate = sorted(inside("gate/", private).items())
         learnt = {name: value for name, value in gate if value.is_floating_point() and ".running" not in name}
         yield Seen(
             card.id,
-            tuple(found["blocks"]),
-            np.asarray(found["kept"], np.bool_),
-            np.asarray(found["weights"], np.float64),
-            np.asarray(found["importance"], np.float64),
-            float(found["density"]),
+            tuple(view["blocks"]),
+            np.asarray(view["kept"], np.bool_),
+            np.asarray(view["weights"], np.float64),
+            np.asarray(view["importance"], np.float64),
+            float(view["density"]),
             flat(learnt).double().numpy(),
         )
 
@@ -110,8 +110,8 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
     layers = {
         name: {"M": _spread(weights[:, at], 2.0), "G": _spread(importance[:, at], 1.0)} for name, at in places.items()
     }
-    kept = {s.client: "".join("01"[int(bit)] for bit in s.kept) for s in seen}
-    return {"layers": layers, "kept": kept, "blocks": list(seen[0].blocks)}
+    bits = {s.client: "".join("01"[int(bit)] for bit in s.kept) for s in seen}
+    return {"layers": layers, "kept": bits, "blocks": list(seen[0].blocks)}
 
 
 def _spread(values: Floats, top: float) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _spread(values: Floats, top: float) -> dict[str, Any]:
     }
 
 
-class Recorder:
+class GateLog:
     """A callback that adds a line to gates.jsonl whenever models were evaluated and the round is on disk."""
 
     def __init__(self, algorithm: Algorithm, federation: Federation, options: Options, folder: str | Path) -> None:
@@ -131,7 +131,7 @@ class Recorder:
         self.folder = Path(folder)
 
     @classmethod
-    def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[Recorder]:
+    def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[GateLog]:
         """One of these if the run has a folder and gates; else none. Of many clients it looks at the first ones."""
         if folder is None or not has_gates(algorithm):
             return []
@@ -149,8 +149,8 @@ class Recorder:
         path = self.folder / FILE
         if path.exists():
             whole = path.read_text().split("\n")[:-1]  # a last line without an end was cut short by a crash
-            kept = [line for line in whole if json.loads(line)["round"] <= done]
-            write_atomically(path, "".join(line + "\n" for line in kept).encode())
+            valid = [line for line in whole if json.loads(line)["round"] <= done]
+            write_atomically(path, "".join(line + "\n" for line in valid).encode())
 
     def _note(self, done: int) -> None:
         checkpoint = self.folder / "checkpoint.safetensors"

@@ -9,8 +9,7 @@ All of it goes to standard error, so that results can be piped.
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import rich.progress
 from rich.console import Console
@@ -23,68 +22,8 @@ from pfedgate.engine.metrics import Record
 QUIET = 10.0  # seconds after which a plain line is due even if nothing was scored
 
 
-class Progress:
-    """Shows rounds done, the latest accuracy and the time left."""
-
-    def __init__(self, title: str, console: Console | None = None) -> None:
-        self.title = title
-        self.console = Console(stderr=True) if console is None else console
-        self._pace = Pace()
-        self._said = time.monotonic()
-        self._score = ""
-        self._bar, self._task = _bar(self.console, self._pace), rich.progress.TaskID(0)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task(escape(self.title), total=None, score="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, event: Record) -> None:
-        """Hear of a start, a round or the end."""
-        if event["event"] == "start":
-            self._start(int(event["round"]), int(event["rounds"]))
-        elif event["event"] == "round":
-            self._round(event)
-
-    def _start(self, done: int, rounds: int) -> None:
-        self._pace.start(done, rounds)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=rounds)
-        elif done < rounds:
-            self._say(f"{rounds} rounds" if not done else f"going on after round {done} of {rounds}")
-
-    def _round(self, event: Record) -> None:
-        done, rounds = int(event["round"]), int(event["rounds"])
-        self._pace.done(done)
-        scores = event.get("after_broadcast", {})
-        if scores.get("accuracy") is not None:
-            self._score = f"accuracy {percent(scores['accuracy'])}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, score=self._score)
-        elif scores or time.monotonic() - self._said > QUIET:
-            parts = [f"round {done}/{rounds}"]
-            if event.get("loss") is not None:
-                parts.append(f"loss {event['loss']:.3f}")
-            if scores:
-                parts += [self._score, f"bottom decile {percent(scores.get('bottom_decile'))}"]
-            if done < rounds:
-                parts.append(f"{clock(self._pace.left())} left")
-            self._say(", ".join(parts))
-
-    def _say(self, text: str) -> None:
-        self._said = time.monotonic()
-        self.console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
-
-
 class Steps:
-    """The same for anything done one by one: trials of a search, cells of a study."""
+    """Progress of anything done one by one: rounds of a run, trials of a search, cells of a study."""
 
     def __init__(self, title: str, what: str, console: Console | None = None) -> None:
         self.title, self.what = title, what
@@ -92,7 +31,7 @@ class Steps:
         self._pace: Pace | None = None
         self._bar, self._task = _bar(self.console, self), rich.progress.TaskID(0)
 
-    def __enter__(self) -> Steps:
+    def __enter__(self: Some) -> Some:
         if self._bar is not None:
             self._bar.start()
             self._task = self._bar.add_task(escape(self.title), total=None, score="")
@@ -106,30 +45,68 @@ class Steps:
         """Seconds until the end, None before the first step of this session."""
         return None if self._pace is None else self._pace.left()
 
-    def at(self, done: int, of: int, told: str | None = "", *, share: float | None = None) -> None:
-        """So many are done, and this is worth saying (None: nothing); the first call says where it starts.
+    def at(self, done: int, of: int, remark: str | None = "", *, share: float | None = None) -> None:
+        """Show how many are done and a remark (None: nothing to say); the first call says where it starts.
 
-        share  of the work that is done, where steps take unequal time
+        share  the share of the work that is done, where steps take unequal time
         """
         if self._pace is None:
-            self._pace = Pace()
-            self._pace.start(done if share is None else share, of if share is None else 1.0)
+            self._pace = Pace(done if share is None else share, of if share is None else 1.0)
         else:
             self._pace.done(done if share is None else share)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=of)
-            if told is not None:
-                self._bar.update(self._task, score=escape(told))
-        if self._bar is not None or told is None:
+            if remark is not None:
+                self._bar.update(self._task, score=escape(remark))
+        elif remark is not None:
+            parts = [f"{self.what} {done}/{of}", *([remark] if remark else [])]
+            if done < of and self.left() is not None:
+                parts.append(f"{clock(self.left())} left")
+            self._say(", ".join(parts))
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+Some = TypeVar("Some", bound=Steps)
+
+
+class Progress(Steps):
+    """A callback that shows rounds done, the latest accuracy and the time left."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        super().__init__(title, "round", console)
+        self._said, self._score = time.monotonic(), ""
+
+    def __call__(self, event: Record) -> None:
+        """Hear of a start, a round or the end."""
+        if event["event"] == "end":
             return
-        parts = [f"{self.what} {done}/{of}", *([told] if told else [])]
-        if done < of and self.left() is not None:
-            parts.append(f"{clock(self.left())} left")
-        text = f"{self.title}: {', '.join(parts)}"
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        done, rounds = int(event["round"]), int(event["rounds"])
+        if event["event"] == "start":
+            self._pace = None
+            self.at(done, rounds, None)
+            if self._bar is None and done < rounds:
+                self._say(f"{rounds} rounds" if not done else f"going on after round {done} of {rounds}")
+        else:
+            self.at(done, rounds, self._remark(event))
+
+    def _remark(self, event: Record) -> str | None:
+        scores = event.get("after_broadcast", {})
+        if scores.get("accuracy") is not None:
+            self._score = f"accuracy {percent(scores['accuracy'])}"
+        if self._bar is not None:
+            return self._score
+        if not scores and time.monotonic() - self._said <= QUIET:
+            return None
+        self._said = time.monotonic()
+        parts = [] if event.get("loss") is None else [f"loss {event['loss']:.3f}"]
+        if scores:
+            parts += [self._score, f"bottom decile {percent(scores.get('bottom_decile'))}"]
+        return ", ".join(parts)
 
 
-def _bar(console: Console, pace: Pace | Steps) -> rich.progress.Progress | None:
+def _bar(console: Console, steps: Steps) -> rich.progress.Progress | None:
     """A bar, where there is a terminal."""
     if not console.is_terminal:
         return None
@@ -139,44 +116,39 @@ def _bar(console: Console, pace: Pace | Steps) -> rich.progress.Progress | None:
         MofNCompleteColumn(),
         TextColumn("[bold]{task.fields[score]}"),
         TimeElapsedColumn(),
-        _Left(pace),
+        _Left(steps),
         console=console,
     )
 
 
 class Pace:
-    """Time left, from the rounds of this session."""
+    """Time left, from what was done in this session: it begins after `done` of `whole`."""
 
-    def __init__(self) -> None:
-        self._from, self._rounds, self._done = 0.0, 0.0, 0.0
-        self._began = self._last = time.monotonic()
-
-    def start(self, done: float, rounds: float) -> None:
-        """Rounds begin now."""
+    def __init__(self, done: float, whole: float) -> None:
         self._from = self._done = done
-        self._rounds = rounds
+        self._whole = whole
         self._began = self._last = time.monotonic()
 
-    def done(self, round: float) -> None:
-        """A round has ended."""
-        self._done, self._last = round, time.monotonic()
+    def done(self, count: float) -> None:
+        """Note that so much is done now."""
+        self._done, self._last = count, time.monotonic()
 
     def left(self) -> float | None:
-        """Seconds until the end, None before the first round of this session."""
+        """Seconds until the end, None before something is done."""
         if self._done == self._from:
             return None
         each = (self._last - self._began) / (self._done - self._from)
-        return max(0.0, each * (self._rounds - self._done) - (time.monotonic() - self._last))
+        return max(0.0, each * (self._whole - self._done) - (time.monotonic() - self._last))
 
 
 class _Left(ProgressColumn):
     # rich's own column forgets speeds after half a minute, which is less than one round of a large model.
-    def __init__(self, pace: Pace | Steps) -> None:
+    def __init__(self, steps: Steps) -> None:
         super().__init__()
-        self._pace = pace
+        self._steps = steps
 
     def render(self, task: Any) -> Text:
-        return Text(f"{clock(self._pace.left())} left", style="cyan")
+        return Text(f"{clock(self._steps.left())} left", style="cyan")
 
 
 def clock(seconds: float | None) -> str:

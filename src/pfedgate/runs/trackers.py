@@ -35,13 +35,13 @@ def scalars(event: Event) -> dict[str, float]:
     >>> scalars({"event": "round", "round": 3, "rounds": 9, "loss": 0.5, "after_broadcast": {"accuracy": 0.9}})
     {'train/loss': 0.5, 'after_broadcast/accuracy': 0.9}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in event.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{key}": float(item) for key, item in value.items() if _is_number(item)}
+            numbers |= {f"{name}/{key}": float(item) for key, item in value.items() if _is_number(item)}
         elif _is_number(value) and name not in ("round", "rounds"):
-            found[f"train/{name}"] = float(value)
-    return found
+            numbers[f"train/{name}"] = float(value)
+    return numbers
 
 
 def settings(recipe: Recipe | None) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _load(module: str, package: str) -> Any:
 
 
 class Tracker(ABC):
-    """What hears of rounds and is closed once, when the run has ended in whatever way."""
+    """A callback that hears of rounds and is closed once, in whatever way the run ends."""
 
     def __init__(self) -> None:
         self._round, self._open = 0, True
@@ -107,7 +107,7 @@ Some = TypeVar("Some", bound=Tracker)
 
 
 class TensorBoard(Tracker):
-    """Curves for `tensorboard --logdir`."""
+    """Event files of a run, shown by `tensorboard --logdir`."""
 
     def __init__(self, folder: str | Path, recipe: Recipe | None = None) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class TensorBoard(Tracker):
         super().__call__(event)
 
     def _begin(self, done: int) -> None:
-        # What an interrupted run wrote after its last checkpoint comes again: TensorBoard forgets it from this step on.
+        # Rounds after the last checkpoint are written again: TensorBoard forgets the first ones from this step on.
         self._writer = self._make(self._folder, purge_step=done + 1 if done else 0)
         if self._recipe is not None and not done:
             # TensorBoard renders Markdown; an indented block is shown as it is.
@@ -187,8 +187,8 @@ class MLflow(Tracker):
         if id is not None and self._reopen(id):
             self.id = id
             return
-        found = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
         self.id = str(self._client.create_run(number, run_name=name or None).info.run_id)
         for key, value in settings(recipe).items():
             self._client.log_param(self.id, key, str(value)[:500])
@@ -232,15 +232,15 @@ def build(name: str, folder: str | Path, recipe: Recipe | None = None) -> Tracke
     if name == "tensorboard":
         return TensorBoard(path / "tensorboard", recipe)
     ids = json.loads((path / IDS).read_text(encoding="utf-8")) if (path / IDS).exists() else {}
-    known = ids.get(name)
-    made: WandB | MLflow
+    before = ids.get(name)
+    tracker: WandB | MLflow
     if name == "wandb":
-        made = WandB(recipe, id=known, name=path.name, dir=str(path))
+        tracker = WandB(recipe, id=before, name=path.name, dir=str(path))
     else:
-        made = MLflow(recipe, id=known, name=path.name)
-    if made.id != known:
-        write_atomically(path / IDS, json.dumps({**ids, name: made.id}).encode())
-    return made
+        tracker = MLflow(recipe, id=before, name=path.name)
+    if tracker.id != before:
+        write_atomically(path / IDS, json.dumps({**ids, name: tracker.id}).encode())
+    return tracker
 
 
 @contextmanager
@@ -249,10 +249,10 @@ def tracking(
 ) -> Iterator[list[Callable[..., None]]]:
     """Trackers by name, told how the run ended even if it is an error or Ctrl-C."""
     with ExitStack() as stack:
-        made: list[Callable[..., None]] = []
+        callbacks: list[Callable[..., None]] = []
         for name in names:
             tracker = build(name, folder, recipe)
             if isinstance(tracker, Tracker):  # else any function that takes events, which nobody has to close
                 stack.enter_context(tracker)
-            made.append(tracker)
-        yield made
+            callbacks.append(tracker)
+        yield callbacks

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pfedgate.runs import folder as runfolder
-from pfedgate.runs.progress import clock, percent, scaled, size
 from pfedgate.runs.folder import Run
+from pfedgate.runs.progress import clock, percent, scaled, size
 
 STEPS = "▁▂▃▄▅▆▇█"
 QUIET = 600.0  # seconds without a new line after which a run may have died
@@ -29,14 +29,14 @@ def spark(values: Sequence[float | None], width: int = 40) -> str:
     >>> spark([0.0, 0.5, None, 1.0])
     '▁▅█'
     """
-    known = [value for value in values if value is not None]
-    if len(known) > width:
-        known = [known[round((at + 1) * len(known) / width) - 1] for at in range(width)]
-    if not known:
+    heights = [value for value in values if value is not None]
+    if len(heights) > width:
+        heights = [heights[round((at + 1) * len(heights) / width) - 1] for at in range(width)]
+    if not heights:
         return ""
-    low, high = min(known), max(known)
+    low, high = min(heights), max(heights)
     scale = (len(STEPS) - 1) / (high - low) if high > low else 0.0
-    return "".join(STEPS[int((value - low) * scale + 0.5)] for value in known)
+    return "".join(STEPS[int((value - low) * scale + 0.5)] for value in heights)
 
 
 def left(run: Run) -> float | None:
@@ -85,8 +85,8 @@ def view(runs: Sequence[Run], height: int | None = None) -> RenderableType:
     full = going or (list(runs) if len(runs) == 1 else [])
     if height is not None:
         full = full[: max(1, (height - len(runs)) // PANEL)]
-    told = {run.path for run in full}
-    rest = [run for run in runs if run.path not in told]
+    shown = {run.path for run in full}
+    rest = [run for run in runs if run.path not in shown]
     return Group(*(_panel(run) for run in full), *([_lines(rest)] if rest else []))
 
 

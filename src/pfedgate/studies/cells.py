@@ -1,13 +1,14 @@
-"""A cell of a study: one run, kept in a folder named by what was run and by the code that ran it.
+"""A cell of a study: one run, in a folder named by its recipe and by the version of the results.
 
-Two studies that need the same run share it. What cannot change a result (workers, folders, the parts of this package
-that only show things) is no part of the name.
+Two studies that need the same run share it. Settings that cannot change a result (workers, folders) are no part of the
+name. Folders from before results had versions end with a digest of the code that made them; they count as version 0.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import time
 import warnings
@@ -15,15 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
-import pfedgate
 from pfedgate import algorithms, experiment
-from pfedgate.config import catalogue, toml
-from pfedgate.config.catalogue import SECTIONS, options_of
+from pfedgate.config import options as catalogue
+from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
+from pfedgate.core.errors import RecipeError
+from pfedgate.core.mergers import merge
 from pfedgate.core.types import Round
-from pfedgate.engine import jobs, metrics
+from pfedgate.core.version import RESULTS
+from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import FolderBusy
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.metrics import Record
@@ -34,55 +36,21 @@ from pfedgate.runs import folder as runfolder
 from pfedgate.runs import gates
 from pfedgate.runs.folder import Run
 
-# Parts of the package that no result depends on.
-SHOWING = (
-    "cli",
-    "studies",
-    "report",
-    "tune",
-    "deploy",
-    "export",
-    "methods",
-    "progress",
-    "watch",
-    "trackers",
-    "demo",
-    "theory",
-    "environment",
-    "jobs",
-    "names",
-    "runfolder",
-)
 WAIT = 5.0  # seconds between two looks at a cell that another process is at
-STATE = ("checkpoint.safetensors", "private")  # of a run's folder: what looking takes
-
-
-@lru_cache(maxsize=1)
-def code_version() -> str:
-    """A digest of the source that results depend on.
-
-    >>> len(code_version())
-    8
-    """
-    root, digest = Path(pfedgate.__file__).parent, hashlib.blake2b(digest_size=4)
-    for path in sorted(root.rglob("*.py")):
-        inner = path.relative_to(root)
-        if inner.with_suffix("").parts[0] not in SHOWING:
-            digest.update(str(inner).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+STATE = ("checkpoint.safetensors", "private")  # files of a run's folder that looks read
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run."""
+    """A run, by its recipe; several studies may show it."""
 
     recipe: Recipe
 
     @cached_property
     def key(self) -> str:
-        """The name of what is run, whoever runs it where."""
-        told = json.dumps(self.tables, sort_keys=True).encode()
-        return f"{self._kind}-{hashlib.blake2b(told, digest_size=6).hexdigest()}"
+        """The name of the run, wherever and by whatever version it is made."""
+        content = json.dumps(self.tables, sort_keys=True).encode()
+        return f"{self._kind}-{hashlib.blake2b(content, digest_size=6).hexdigest()}"
 
     @property
     def _kind(self) -> str:
@@ -90,84 +58,110 @@ class Cell:
 
     @cached_property
     def tables(self) -> Tables:
-        """All that its result depends on."""
+        """All settings that its result depends on."""
         return essence(self.recipe.tables())
 
-    def folder(self, root: Path, *, any_code: bool = False, looks: Sequence[str] = ()) -> Path:
-        """Where it is kept: by this code or, if that is allowed and there is one, by other code.
+    def own(self, root: Path) -> Path:
+        """The folder in which this code runs it."""
+        return root / f"{self.key}-v{RESULTS}"
 
-        One that was looked at comes first, then one that still can be; else it is to be run, in this code's folder.
+    def folder(self, root: Path, *, any_version: bool = False, looks: Sequence[str] = ()) -> Path:
+        """Where it is, whether its options were named like today or not; else the folder in which it is to be run.
+
+        A folder that has all looks comes first, then one that can still be looked at.
         """
-        own = root / f"{self.key}-{code_version()}"
-        if not any_code or there(own, looks):
+        own = self.own(root)
+        if finished(own, looks):
             return own
-        others = [path for path in root.glob(f"{self._kind}-*") if path != own and there(path) and self.like(path)]
+        others = [
+            path for path in root.glob(f"{self._kind}-*")
+            if path != own and (any_version or version_of(path) == RESULTS) and finished(path) and self.like(path)
+        ]  # fmt: skip
         others.sort(key=lambda path: (path / "summary.json").stat().st_mtime, reverse=True)
-        known = [own, *others]
-        looked = (path for path in known if there(path, looks))
-        return next(looked, next((path for path in known if usable(path, looks)), own))
+        folders = [own, *others]
+        looked = (path for path in folders if finished(path, looks))
+        return next(looked, next((path for path in folders if usable(path, looks)), own))
 
     def like(self, folder: Path) -> bool:
-        """Whether a folder holds this run, perhaps of code that knew fewer or other options with their defaults."""
-        before = essence(_read(folder / runfolder.CONFIG))
-        for section in self.tables.keys() | before.keys():
-            mine, theirs = self.tables.get(section, {}), before.get(section, {})
-            known = options_of(section, mine.get("name", "")) if section in SECTIONS else {}
-            for key in mine.keys() | theirs.keys():
-                usual = json.loads(json.dumps(known[key].default, default=str)) if key in known else None
-                if mine.get(key, usual) != theirs.get(key, usual):
-                    return False
-        return True
+        """Whether a folder holds this run; options added since it was made count with their defaults."""
+        return _essence(folder / runfolder.CONFIG) == self.tables
 
 
 @lru_cache(maxsize=4096)
-def _read(path: Path) -> dict[str, Any]:
-    return toml.read(path)
+def _essence(path: Path) -> Tables:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # A renamed option is no news here.
+            return essence(resolve(toml.read(path)).tables())
+    except (RecipeError, ValueError):
+        return {}
 
 
-def there(folder: Path, looks: Sequence[str] = ()) -> bool:
-    """Whether a folder holds a finished cell, and what is to be known about it."""
+def version_of(folder: Path) -> int:
+    """The version of the results that a cell's folder holds.
+
+    >>> version_of(Path("cells/digits-fedavg-0123456789ab-v1")), version_of(Path("digits-fedavg-0123456789ab-89abcdef"))
+    (1, 0)
+    """
+    version = re.fullmatch(r"v(\d+)", folder.name.rpartition("-")[2])
+    return int(version[1]) if version else 0
+
+
+def finished(folder: Path, looks: Sequence[str] = ()) -> bool:
+    """Whether a folder holds a finished cell, and these looks at it."""
     return (folder / "summary.json").exists() and all((folder / f"look-{name}.json").exists() for name in looks)
 
 
 def usable(folder: Path, looks: Sequence[str] = ()) -> bool:
-    """Whether a finished cell was looked at or still can be: the states of models are large and not always kept."""
-    return there(folder, looks) or (there(folder) and all((folder / name).exists() for name in STATE))
+    """Whether a finished cell was looked at or still can be: the states of models are large and may be deleted."""
+    return finished(folder, looks) or (finished(folder) and all((folder / name).exists() for name in STATE))
 
 
-def work(job: jobs.Job, tell: jobs.Tell) -> float:
-    """Run a cell, or go on with it, and find out what studies want to know about it; returns its seconds."""
-    folder, own = Path(job["folder"]), Path(job["own"])
+@dataclass(frozen=True)
+class Job:
+    """What a worker process needs to run a cell."""
+
+    label: str
+    folder: Path  # the one to go on with or to look at
+    own: Path  # and the one to run in if that cannot be looked at
+    recipe: Tables
+    looks: tuple[str, ...] = ()
+
+
+def work(job: Job, tick: Callable[[], None] = lambda: None) -> float:
+    """Run a cell, or go on with it, and look at it; returns its seconds. `tick` is called after every round."""
+    folder = job.folder
 
     def hear(event: Record) -> None:
-        if event["event"] in ("start", "round"):
-            tell(event["round"])
+        tick()
 
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if folder != own and not able(folder, job["looks"]):
-            folder = own
-        clear(folder, job["looks"])
+        if folder != job.own and not _readable(folder, job.looks):
+            folder = job.own
+        if folder == job.own and finished(folder) and not usable(folder, job.looks):
+            (folder / "summary.json").unlink()  # first: the rest that a kill leaves must not count as finished
+            shutil.rmtree(folder)
         if not (folder / runfolder.CONFIG).exists():
-            runfolder.create(folder, resolve(job["recipe"]))
+            runfolder.create(folder, resolve(job.recipe))
         run = runfolder.load(folder)
         while not run.finished:
             try:
                 experiment.resume(folder, callbacks=[hear])
-            except FolderBusy:  # the worker of a command that was killed stops only after its round
+            except FolderBusy:  # Another command is at it.
                 time.sleep(WAIT)
-                tell(len(run.metrics))
-        for name in dict.fromkeys([*job["looks"], *(ALWAYS if gated(run) and usable(folder, ALWAYS) else ())]):
+                tick()
+        for name in dict.fromkeys([*job.looks, *(ALWAYS if gated(run) and usable(folder, ALWAYS) else ())]):
             look(run, name)
-    told = sorted({str(warning.message) for warning in heard})
-    if told:  # kept beside the run: on a screen that shows hundreds of cells nobody would read them
-        write_atomically(folder / "warnings.json", json.dumps(told, indent=1).encode())
+    messages = sorted({str(warning.message) for warning in caught})
+    if messages:  # Beside the run: nobody would read them on a screen that shows hundreds of cells.
+        write_atomically(folder / "warnings.json", json.dumps(messages, indent=1).encode())
     tidy(run)
     return seconds_of(run)
 
 
-def able(folder: Path, looks: Sequence[str]) -> bool:
-    """Whether a cell that other code has finished can be looked at by this code: its state may be of another form."""
+def _readable(folder: Path, looks: Sequence[str]) -> bool:
+    """Whether this code can look at a cell that other code has finished: its state may be of another form."""
     try:
         for name in looks:
             look(runfolder.load(folder), name)
@@ -177,25 +171,9 @@ def able(folder: Path, looks: Sequence[str]) -> bool:
     return True
 
 
-def clear(folder: Path, looks: Sequence[str]) -> None:
-    """Make room for a finished cell of this code that can no longer be looked at; what other code made is kept."""
-    if there(folder) and not usable(folder, looks) and folder.name.endswith(f"-{code_version()}"):
-        (folder / "summary.json").unlink()  # first: what a kill leaves of it must not count as finished
-        shutil.rmtree(folder)
-
-
 def seconds_of(run: Run) -> float:
-    """All of it, evaluation included."""
+    """The time of all rounds, evaluation included."""
     return float(sum(line["seconds"] + line["seconds_evaluation"] for line in run.timing))
-
-
-def code_of(run: Run) -> str:
-    """The digest of the code that ran a cell.
-
-    >>> code_of(Run(Path("cells/digits-fedavg-0123456789ab-89abcdef")))
-    '89abcdef'
-    """
-    return run.path.name.rpartition("-")[2]
 
 
 def tidy(run: Run) -> None:
@@ -207,52 +185,53 @@ def tidy(run: Run) -> None:
 
 
 def gated(run: Run) -> bool:
-    """Whether its gates can still be looked at."""
+    """Whether its method has gates to look at."""
     return callable(getattr(algorithms.get(run.recipe.algorithm.name), "inspect", None))
 
 
 def look(run: Run, name: str) -> Record:
-    """Something about a trained cell, found out once."""
+    """A look at a trained cell, taken once and then read from its folder."""
     path = run.path / f"look-{name}.json"
     if not path.exists():
         write_atomically(path, json.dumps(LOOKS[name](run)).encode())
-    found: Record = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    return record
 
 
 def global_model(run: Run) -> Record:
     """How the shared model does without gates: as it is, and after a round of FedAvg with it."""
-    made = experiment.plan(run.recipe)
-    plain = algorithms.build("fedavg", made.algorithm.task)
-    server, roster = run.server(), Roster.of(made.federation, "clients", made.options)
+    plan = experiment.plan(run.recipe)
+    plain = algorithms.build("fedavg", plan.algorithm.task)
+    server, roster = run.server(), Roster.of(plan.federation, "clients", plan.options)
     done = len(run.metrics)
-    round = Round(done, done + 1, made.options.seed)
-    reach = Endpoint(plain, made.federation, MemoryStore())
-    found: Record = {}
+    round = Round(done, done + 1, plan.options.seed)
+    reach = Endpoint(plain, plan.federation, MemoryStore())
+    record: Record = {}
     with one_thread():
         for name in ("global", "global_trained"):
             scores = metrics.summarise(list(reach.evaluate(server, round, roster)))
-            found |= {name: scores["accuracy"], f"{name}_bottom_decile": scores["bottom_decile"]}
+            record |= {name: scores["accuracy"], f"{name}_bottom_decile": scores["bottom_decile"]}
             if name == "global":
                 replies = reach.train(server, round, [[card] for card in roster])
-                server = plain.merge(server, ((r.card, r.update) for r in replies if r.update is not None), round)
-    return found
+                updates = ((reply.card, reply.update) for reply in replies if reply.update is not None)
+                server = merge(plain.merger(server, round), updates)
+    return record
 
 
 def gate_tree(run: Run) -> Record:
-    """Which gates are alike, and the classes of their clients; nothing of fewer than three, which make no tree."""
+    """Which gates are alike, and the classes of their clients. Fewer than three gates make no tree."""
     from pfedgate.report.gate_facts import tree  # scipy and all: not in every worker
 
-    recipe, made = run.recipe, experiment.plan(run.recipe)
-    seen = list(gates.look(made.algorithm, made.federation, run.server(), run.store(), made.options, len(run.metrics)))
+    recipe, plan = run.recipe, experiment.plan(run.recipe)
+    seen = list(gates.look(plan.algorithm, plan.federation, run.server(), run.store(), plan.options, len(run.metrics)))
     if len(seen) < 3:
         return {"tree": None}
     data = catalogue.federation(recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed)
     counts = dict(zip(data.ids, data.histogram().tolist(), strict=True))
-    told: Record = {"clients": [s.client for s in seen], "counts": [counts[s.client] for s in seen]}
-    told["classes"] = [str(name) for name in data.class_names or range(data.classes)]
-    return {"tree": {**told, **tree([s.gate for s in seen])}}
+    record: Record = {"clients": [s.client for s in seen], "counts": [counts[s.client] for s in seen]}
+    record["classes"] = [str(name) for name in data.class_names or range(data.classes)]
+    return {"tree": {**record, **tree([s.gate for s in seen])}}
 
 
 LOOKS: dict[str, Callable[[Run], Record]] = {"global": global_model, "tree": gate_tree}
-ALWAYS = ("tree",)  # of every gated cell when it ends; the others cost more, so studies ask for them
+ALWAYS = ("tree",)  # Every gated cell is looked at so when it ends. The others cost more, so studies ask for them.

@@ -7,18 +7,19 @@ gate, q share uploaded, d_v and d_h vector and hidden units of pFedHN, C clients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pfedgate.engine.metrics import Record
 from pfedgate.gating.model import GatedModel
+from pfedgate.runs.progress import scaled
 
-Ratio = Callable[[Record], float]  # of a row's measured record
+Ratio = Callable[[Record], float]  # takes a row's measured record
 
 
 @dataclass(frozen=True)
-class Line:
+class Quantity:
     """One quantity: how it is measured, and the formula of each method, published and correct ("" = as published).
 
     `predict`: what the formula comes to, × FedAvg; methods that are not named cannot be predicted by one.
@@ -52,10 +53,11 @@ def _components(cost: Record) -> float:
     return float(cost["k"])
 
 
+UNITS = {"counted": "FLOP", "inference": "FLOP", "merge_ms": "ms"}  # by key; the others are bytes
 SAME: Mapping[str, Ratio] = {"fedavg": _one, "pfedhn": _one, "fedem": _components}
 
-LINES = (
-    Line(
+QUANTITIES = (
+    Quantity(
         "training, client, per batch",
         "counted",
         {
@@ -73,7 +75,7 @@ LINES = (
             "pfedgate": lambda cost: float(cost["flops"] / cost["dense"]),
         },
     ),
-    Line(
+    Quantity(
         "inference, client, per sample",
         "inference",
         {
@@ -83,7 +85,7 @@ LINES = (
         "FedEM mixes the predictions of all components, so it needs all of them.",
         {**SAME, "pfedgate": lambda cost: float(cost["compute"] + cost["gate_compute"])},
     ),
-    Line(
+    Quantity(
         "training, server, per client of a round",
         "merge_ms",
         {
@@ -93,20 +95,20 @@ LINES = (
         "Averaging reads every number that came. pFedHN's last layer has d·d_h weights, and each update goes back "
         "through it. Milliseconds of one merge; small ones are mostly overhead.",
     ),
-    Line(
+    Quantity(
         "communication, up",
         "up",
         {"fedavg": ("d", ""), "pfedhn": ("d", ""), "fedem": ("kd", ""), "pfedgate": ("qd", "")},
         "Bytes of real messages.",
         {**SAME, "pfedgate": lambda cost: float(cost["q"])},
     ),
-    Line(
+    Quantity(
         "communication, down",
         "down",
         {"fedavg": ("d", ""), "pfedhn": ("d", ""), "fedem": ("kd", ""), "pfedgate": ("d", "")},
         predict={**SAME, "pfedgate": _one},
     ),
-    Line(
+    Quantity(
         "peak memory, client, training",
         "peak",
         {
@@ -117,7 +119,7 @@ LINES = (
         "after another, so only one needs activations at a time; but its E-step goes forward in batches of evaluation, "
         "which are larger.",
     ),
-    Line(
+    Quantity(
         "disk, client",
         "disk",
         {"fedavg": ("d", ""), "pfedhn": ("d", ""), "fedem": ("kd", ""), "pfedgate": ("(1 + s_φ)d", "")},
@@ -125,7 +127,7 @@ LINES = (
         "(one path or two); it is within 1.063d here because features are pooled.",
         {**SAME, "pfedgate": lambda cost: 1.0 + float(cost["gate_size"])},
     ),
-    Line(
+    Quantity(
         "storage, server",
         "server",
         {
@@ -141,23 +143,48 @@ LINES = (
 
 def lines(costs: Mapping[str, Record], methods: Mapping[str, str]) -> list[dict[str, Any]]:
     """A record for every quantity and row; `methods`: the algorithm of each row."""
-    found = []
+    records = []
     base = next(costs[row] for row, method in methods.items() if method == "fedavg")
-    for line in LINES:
+    for quantity in QUANTITIES:
         for row, method in methods.items():
-            published, correct = line.formulas[method]
-            value, one, predict = costs[row][line.key], base[line.key], line.predict.get(method)
-            found.append(
-                {
-                    "quantity": line.title,
-                    "row": row,
-                    "published": published,
-                    "correct": correct or published,
-                    "wrong": bool(correct),
-                    "predicted": None if predict is None else predict({**costs[row], "dense": base["flops"]}),
-                    "measured": value,
-                    "ratio": value / one if one else None,
-                    "why": line.why,
-                }
-            )
-    return found
+            published, correct = quantity.formulas[method]
+            value, one, predict = costs[row][quantity.key], base[quantity.key], quantity.predict.get(method)
+            records.append({
+                "quantity": quantity.title, "row": row, "published": published, "correct": correct or published,
+                "wrong": bool(correct),
+                "predicted": None if predict is None else predict({**costs[row], "dense": base["flops"]}),
+                "measured": value, "ratio": value / one if one else None, "why": quantity.why,
+            })  # fmt: skip
+    return records
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of a table.
+
+    >>> line(["a", "b"])
+    '| a | b |'
+    """
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(content: Record) -> list[str]:
+    """The lines of the page: a table for every quantity."""
+    units = {quantity.title: UNITS.get(quantity.key, "B") for quantity in QUANTITIES}
+    head = ["method", "published", "correct", "predicted, × FedAvg", "measured, × FedAvg", "measured"]
+    text: list[str] = []
+    last = ""
+    for record in content["complexity"]:
+        if record["quantity"] != last:
+            last = record["quantity"]
+            text += ["", f"## {last[0].upper()}{last[1:]}", "", *([record["why"], ""] if record["why"] else [])]
+            text += [line(head), "|---|---|---|---:|---:|---:|"]
+        ms, value = units[last] == "ms", record["measured"]
+        correct = f"**{record['correct']}**" if record["wrong"] else record["correct"]
+        ratios = ["–" if record[key] is None else f"{record[key]:.2f}" for key in ("predicted", "ratio")]
+        cells = [record["row"], record["published"], correct, *ratios]
+        text.append(line([*cells, f"{value:.2f} ms" if ms else scaled(value, units[last])]))
+    note = (
+        "Bold: where the published table is wrong or leaves something out. Predicted: what the correct formula comes "
+        "to, where it can be worked out without measuring."
+    )
+    return [*text[1:], "", note, ""]

@@ -112,7 +112,7 @@ def _sparsity(outcomes: Outcomes, measures: Mapping[str, Record]) -> Spec | None
             score = spread(outcomes.values(row.name, column, ACC))
             if score is None:
                 continue
-            name = "with shift" if row.settings["algorithm.shift"] else "plain"
+            name = "with shift" if row.settings["algorithm.gate.shift"] else "plain"
             budget = row.settings["clients.budget"]
             mixed = not isinstance(budget, float)
             s = sum(float(part) * share for part, share in budget.items()) if mixed else budget
@@ -255,7 +255,7 @@ def _curves(row: Row) -> list[str]:
     if row.method == "heterofl":
         return [HETEROFL]
     bounds = ("params", "all") if _budget(row) == 1.0 else (row.settings["algorithm.resources"],)
-    return [_name(row.settings["algorithm.shift"], resources) for resources in bounds]
+    return [_name(row.settings["algorithm.gate.shift"], resources) for resources in bounds]
 
 
 def _name(shift: bool, resources: str) -> str:

@@ -1,4 +1,4 @@
-"""What the cells of a study came to: numbers by row, column and seed, and their means."""
+"""The outcome of a study: numbers by row, column and seed, their means, and the differences that matter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate.engine.metrics import Record
-from pfedgate.runs import folder as runfolder
 from pfedgate.runs.folder import Run
-from pfedgate.studies.cells import Cell, code_of, look, seconds_of, there
+from pfedgate.studies.cells import Cell, look, seconds_of, version_of
 from pfedgate.studies.declare import VALIDATION, Column, Number, Row, Study
 
 
@@ -29,7 +28,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """What `--cells` looks at."""
+        """The words that `--cells` looks at."""
         return f"{self.study.name}/{self.column.name}/{self.row.name}/seed {self.seed}"
 
 
@@ -42,18 +41,6 @@ class Outcomes:
     missing: list[Place] = field(default_factory=list)
     _read: dict[Path, Record] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, study: Study, places: Sequence[Place], root: Path, *, any_code: bool = False) -> Outcomes:
-        """What is on disk of a study's cells."""
-        found = cls(study)
-        for place in places:
-            folder = place.cell.folder(root, any_code=any_code, looks=study.looks)
-            if there(folder, study.looks):
-                found.runs[place.row.name, place.column.name, place.seed] = runfolder.load(folder)
-            else:
-                found.missing.append(place)
-        return found
-
     @cached_property
     def columns(self) -> list[str]:
         """Names of columns that have something."""
@@ -61,8 +48,8 @@ class Outcomes:
 
     def rows(self, column: str) -> list[str]:
         """Names of rows that a column has something of, in the study's order."""
-        there = {row for row, where, _ in self.runs if where == column}
-        return [row.name for row in self.study.rows if row.name in there]
+        names = {row for row, where, _ in self.runs if where == column}
+        return [row.name for row in self.study.rows if row.name in names]
 
     def seeds(self, row: str, column: str) -> list[Run]:
         """The runs of one cell of the table."""
@@ -80,7 +67,7 @@ class Outcomes:
 
     def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
         """The same with the seeds."""
-        found = {}
+        values = {}
         seeds = sorted(seed for r, c, seed in self.runs if (r, c) == (row, column))
         for seed in seeds[: 1 if number.first_seed else None]:
             value = _value(self.numbers(self.runs[row, column, seed]), number)
@@ -89,17 +76,17 @@ class Outcomes:
                 base = _value(self.numbers(first), number) if first is not None else None
                 value = value / base if base else None
             if value is not None:
-                found[seed] = value
-        return found
+                values[seed] = value
+        return values
 
     def validation(self, row: str, column: str) -> float:
         """Mean over seeds of the best accuracy on validation data: what rows may be ranked by."""
         return statistics.fmean(self.values(row, column, VALIDATION))
 
-    def code(self, row: str | None = None, column: str | None = None) -> list[str]:
-        """Digests of the code that made its cells, or those of a row and a column."""
-        asked = [run for (r, c, _), run in self.runs.items() if row in (None, r) and column in (None, c)]
-        return sorted({code_of(run) for run in asked})
+    def versions(self, row: str | None = None, column: str | None = None) -> list[int]:
+        """Versions of the results that its cells hold, or those of a row and a column."""
+        runs = [run for (r, c, _), run in self.runs.items() if row in (None, r) and column in (None, c)]
+        return sorted({version_of(run.path) for run in runs})
 
     def table(self) -> list[dict[str, Any]]:
         """Everything as plain data: a record for every row and column."""
@@ -120,7 +107,7 @@ class Outcomes:
             "seeds": [run.recipe.run.seed for run in runs],
             "settings": settings,
             "cells": [run.path.name for run in runs],
-            "code": self.code(row, column),
+            "versions": self.versions(row, column),
         }
 
 
@@ -129,23 +116,21 @@ def _value(numbers: Mapping[str, Any], number: Number) -> float | None:
     return None if value is None or other is None else float(value) - float(other)
 
 
-def _numbers(run: Run, looked: str) -> Record:
-    found: Record = dict(run.summary)
+def _numbers(run: Run, look_name: str) -> Record:
+    numbers: Record = dict(run.summary)
     records = run.metrics
-    taken = sum(record["sampled"] for record in records) or 1
-    novel = found.pop("novel", None) or {}
-    found["novel"], found["novel_bottom_decile"] = novel.get("accuracy"), novel.get("bottom_decile")
-    found["up"], found["down"] = found["bytes_up"] / taken, found["bytes_down"] / taken
-    found["flops"] = found["flops"] / taken
-    found["q"] = found.get("q_training")
-    # A method that says nothing uses the whole model.
-    found["density"] = found.get("density") or found.get("density_training") or 1.0
-    found["seconds"] = seconds_of(run)
-    scored = [r["after_broadcast"].get("val_accuracy") for r in records if "after_broadcast" in r]
-    found["val"] = max((value for value in scored if value is not None), default=math.nan)
-    if looked:
-        found |= look(run, looked)
-    return found
+    clients = sum(record["sampled"] for record in records) or 1
+    novel = numbers.pop("novel", None) or {}
+    numbers["novel"], numbers["novel_bottom_decile"] = novel.get("accuracy"), novel.get("bottom_decile")
+    numbers["up"], numbers["down"] = numbers["bytes_up"] / clients, numbers["bytes_down"] / clients
+    numbers["flops"] = numbers["flops"] / clients
+    numbers["q"] = numbers.get("q_training")
+    # A method without a density uses the whole model.
+    numbers["density"] = numbers.get("density") or numbers.get("density_training") or 1.0
+    numbers["seconds"] = seconds_of(run)
+    scores = [r["after_broadcast"].get("val_accuracy") for r in records if "after_broadcast" in r]
+    numbers["val"] = max((score for score in scores if score is not None), default=math.nan)
+    return numbers | (look(run, look_name) if look_name else {})
 
 
 def spread(values: Sequence[float]) -> dict[str, Any] | None:
@@ -158,3 +143,45 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
         return None
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": deviation, "values": list(values)}
+
+
+def claims(outcomes: Outcomes, column: str) -> list[Record]:
+    """The differences that matter, in points; without those whose rows are not finished yet."""
+    records = []
+    for claim in outcomes.study.claims:
+        names = outcomes.rows(column)
+        ours = [name for name in claim.ours if name in names]
+        baselines = [row.name for row in outcomes.study.rows if row.method != "pfedgate"]
+        others = [name for name in claim.others or baselines if name in names]
+        if len(ours) < len(claim.ours) or len(others) < len(claim.others or baselines):
+            continue
+        best = _best(ours, {name: outcomes.by_seed(name, column, VALIDATION) for name in ours})
+        scores = {name: outcomes.by_seed(name, column, claim.number) for name in [best, *others]}
+        gaps = {name: [scores[best][s] - scores[name][s] for s in scores[best] if s in scores[name]] for name in others}
+        if not any(gaps.values()):
+            continue
+        hardest = min((name for name in others if gaps[name]), key=lambda name: statistics.fmean(gaps[name]))
+        points, seeds = 100 * statistics.fmean(gaps[hardest]), len(gaps[hardest])
+        met = None if claim.must is None else points > 0 if claim.must == 0 else points >= claim.must
+        reached = None if claim.aim is None else points >= claim.aim
+        rivals: list[str] = []
+        if claim.must is not None and abs(points - claim.must) < claim.chance:  # other seeds may say otherwise
+            decisive = min(claim.must, points) + claim.chance  # who is farther behind will not be the hardest
+            rivals = [name for name in others if gaps[name] and 100 * statistics.fmean(gaps[name]) < decisive]
+        records.append({
+            "column": column, "claim": claim.title, "ours": best, "other": hardest, "seeds": seeds, "points": points,
+            "must": claim.must, "aim": claim.aim, "kept": met, "reached": reached, "rivals": rivals,
+        })  # fmt: skip
+    return records
+
+
+def _best(names: Sequence[str], scores: Mapping[str, Mapping[int, float]]) -> str:
+    """The best of some rows on the seeds that all of them have."""
+    shared = set.intersection(*({*scores[name]} for name in names))
+    return max(names, key=lambda name: statistics.fmean(scores[name][seed] for seed in shared))
+
+
+def close(outcomes: Outcomes, column: str) -> list[str]:
+    """Rows of what must be shown and is so close, either way, that one seed cannot tell."""
+    pairs = [[claim["ours"], *claim["rivals"]] for claim in claims(outcomes, column) if claim["rivals"]]
+    return list(dict.fromkeys(name for names in pairs for name in names))

@@ -1,1 +1,5 @@
-"""The only batch loops: fit (one client), stacked (many), on a workspace, by steppers."""
+"""A client's work: the only batch loops of the library.
+
+fit         train, score and scan for one client · stacked: train many small clients at once
+workspace   a network over one vector, and its FLOPs · steppers: optimisers of such a vector
+"""

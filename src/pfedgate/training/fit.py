@@ -1,8 +1,9 @@
-"""A client's work: `fit` and `evaluate`. The only batch loops of the library.
+"""A client's work: `fit`, `evaluate` and `scan`. The only batch loops of the library.
 
     done = fit(task, state, local)           train a copy of `state`; done.state, done.loss, done.flops
     loop(task, local, step)                  the bare loop, for a method with its own modules and optimisers
     evaluate(task, module, part, ...)        loss and accuracy
+    scan(task, module, part, local, look)    an answer for every sample, for methods that look before they train
 
 Nothing in the loop reads a number back from the device; losses are summed there and read once at the end.
 """
@@ -10,7 +11,7 @@ Nothing in the loop reads a number back from the device; losses are summed there
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +29,13 @@ Step = Callable[[Workspace, Batch], Tensor]
 
 @dataclass(frozen=True)
 class Fit:
-    """What training left behind."""
+    """The trained State, and how much work it took."""
 
     state: State
     loss: float  # mean over batches, each taken before its step
     steps: int
     samples: int  # samples that went forward and backward, repetitions counted
     flops: float
-    memory: State  # optimiser buffers to keep privately; empty unless optim.persist_momentum
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -103,14 +103,14 @@ def _rows(
         whole -= whole % batch
     if whole == 0:
         return
-    made, epoch, key = 0, 0, local.key(stream)
-    while (steps is not None and made < steps) or (steps is None and epoch < (epochs or 0)):
+    count, epoch, key = 0, 0, local.key(stream)
+    while (steps is not None and count < steps) or (steps is None and epoch < (epochs or 0)):
         order = torch.from_numpy(orders([key], [n], epoch)[0]).to(local.device)
         for start in range(0, whole, batch):
-            if steps is not None and made >= steps:
+            if steps is not None and count >= steps:
                 return
             yield order[start : min(start + batch, whole)]
-            made += 1
+            count += 1
         epoch += 1
 
 
@@ -130,7 +130,6 @@ def fit(
     objective: Objective | None = None,
     gradient: Callable[[Workspace, Batch], None] | None = None,
     step: Step | None = None,
-    memory: State | None = None,
     part: Part | None = None,
     stream: str = "batches",
 ) -> Fit:
@@ -144,12 +143,11 @@ def fit(
     objective  (module, batch) -> scalar, instead of the mean of task.loss
     gradient   called after the gradient was computed and clipped; may change `work.grad`
     step       (work, batch) -> loss: replaces the whole step (gradient, clipping, update)
-    memory     optimiser buffers kept from an earlier round (used with optim.persist_momentum)
     """
     work = workspace(task.model, names, local.device)
     work.load(state)
     rate = (task.optim.lr if lr is None else lr) * local.round.factor
-    stepper = Stepper(task.optim, rate, memory if task.optim.persist_momentum else None)
+    stepper = Stepper(task.optim, rate)
     pull = work.vector(anchor) if anchor is not None and prox else None
     sample: list[Tensor] = []
 
@@ -171,7 +169,7 @@ def fit(
     loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
     samples = work.gradients
     flops = samples * flops_per_sample(task.model, names, sample[0].shape[1:], sample[0].dtype, True) if sample else 0.0
-    return Fit(work.state(), loss, count, samples, flops, stepper.memory())
+    return Fit(work.state(), loss, count, samples, flops)
 
 
 @torch.no_grad()
@@ -198,3 +196,40 @@ def correct(output: Tensor, labels: Tensor) -> Tensor:
         return torch.full((), float("nan"))
     right = output.argmax(-1).eq(labels).float()
     return right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum()
+
+
+def scan(
+    task: Task,
+    model: nn.Module,
+    part: Part,
+    local: Local,
+    look: Callable[[Tensor, Tensor], Tensor] = lambda output, y: output,
+) -> Tensor:
+    """`look(output, labels)` of all samples, in the order of the part: evaluation mode, no gradient.
+
+    No sample is left out, whatever `task.drop_last` says.
+    """
+    answers: list[tuple[Tensor, Tensor]] = []
+    model.eval()
+
+    @torch.no_grad()
+    def step(batch: Batch) -> Tensor:
+        answers.append((batch.rows, look(model(batch.x), batch.y)))
+        return batch.x.new_zeros(())
+
+    loop(replace(task, drop_last=False), local, step, part=part, batch=task.eval_batch, epochs=1, stream="scan")
+    if not answers:
+        raise ValueError(f"client {local.card.id!r} has no samples to look at")
+    first = answers[0][1]
+    ordered = torch.empty((part.n, *first.shape[1:]), dtype=first.dtype, device=first.device)
+    for rows, values in answers:
+        ordered[rows] = values
+    return ordered
+
+
+def forward_flops(task: Task, part: Part, local: Local) -> float:
+    """Floating-point operations of one forward pass over a part."""
+    if not part.n:
+        return 0.0
+    one = local.prepare(part.x[:1])
+    return part.n * flops_per_sample(task.model, None, one.shape[1:], one.dtype, False)

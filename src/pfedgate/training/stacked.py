@@ -32,7 +32,7 @@ FAST = (nn.Linear, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.GELU, nn.T
 
 def stackable(task: Task) -> bool:
     """Whether clients of this task are trained together: a small model of layers that stack well."""
-    return not task.optim.persist_momentum and _stackable(task.model)
+    return _stackable(task.model)
 
 
 @lru_cache(maxsize=64)
@@ -50,79 +50,55 @@ def group_size(task: Task) -> int:
     return max(2, min(256, 2_000_000 // max(size, 1)))
 
 
-def fit_many(
-    task: Task,
-    states: Sequence[State],
-    locals: Sequence[Local],
-    *,
-    lr: float | None = None,
-    epochs: int | None = None,
-    anchors: Sequence[State] | None = None,
-    prox: float = 0.0,
-    stream: str = "batches",
-) -> list[Fit]:
-    """`local.fit` for several clients at once; the options are those of `fit`."""
+def fit_many(task: Task, states: Sequence[State], locals: Sequence[Local]) -> list[Fit]:
+    """`fit` for several clients at once; the results come in the order given."""
+    # Smaller clients come first, so those still training are always the last ones.
     order = sorted(range(len(locals)), key=lambda at: locals[at].n)
-    done = _fit_sorted(
-        task,
-        [states[at] for at in order],
-        [locals[at] for at in order],
-        lr,
-        task.epochs if epochs is None else epochs,
-        None if anchors is None or not prox else [anchors[at] for at in order],
-        prox,
-        task.steps if epochs is None else None,
-        stream,
-    )
-    results: list[Fit | None] = [None] * len(order)
-    for at, fit in zip(order, done, strict=True):
-        results[at] = fit
-    return [fit for fit in results if fit is not None]
+    fits = dict(zip(order, _fit([states[at] for at in order], [locals[at] for at in order], task), strict=True))
+    return [fits[at] for at in range(len(order))]
 
 
-def _fit_sorted(
-    task: Task,
-    states: Sequence[State],
-    locals: Sequence[Local],
-    lr: float | None,
-    epochs: int,
-    anchors: Sequence[State] | None,
-    prox: float,
-    steps: int | None,
-    stream: str,
-) -> list[Fit]:
-    device, model = locals[0].device, skeleton(task.model).to(locals[0].device)
-    names = [name for name, _ in model.named_parameters()]
+def _fit(states: Sequence[State], locals: Sequence[Local], task: Task) -> list[Fit]:
+    device, model, prepare = locals[0].device, skeleton(task.model).to(locals[0].device), locals[0].prepare
     layout = shapes(dict(model.named_parameters()))
-    vectors = _matrix(states, names).to(device)
-    pulls = None if anchors is None else _matrix(anchors, names).to(device)
-    batches, counts = _batches(task, locals, epochs, steps, stream)
+    vectors = _matrix(states, [name for name, _ in layout]).to(device)
+    batches, counts = _batches(task, locals)
     x = torch.cat([local.train.x for local in locals]).to(device)
     y = torch.cat([local.train.y for local in locals]).to(device)
     gradients = _gradients(task.model, task.loss, tuple(layout))
-    stepper = Stepper(task.optim, (task.optim.lr if lr is None else lr) * locals[0].round.factor)
+    stepper = Stepper(task.optim, task.optim.lr * locals[0].round.factor)
     losses = torch.zeros(len(locals), device=device)
+    samples = np.zeros(len(locals), dtype=np.int64)
     first = 0
     for at, (rows, mask) in enumerate(batches):
-        # Smaller clients come first, so those still training are always the last ones.
         start = int(np.searchsorted(counts, at, side="right"))
         if start > first:
             stepper.drop(start - first)
             first = start
-        rows = rows.to(device)
-        inputs = locals[0].prepare(x.index_select(0, rows.flatten()))
-        inputs = inputs.view(*rows.shape, *inputs.shape[1:])
+        inputs, labels = (part.index_select(0, rows.to(device).flatten()) for part in (x, y))
+        inputs = prepare(inputs)
+        inputs, labels = (part.view(*rows.shape, *part.shape[1:]) for part in (inputs, labels))
         active = vectors[first:]
-        gradient, loss = gradients(
-            active, inputs, y.index_select(0, rows.flatten()).view(*rows.shape, *y.shape[1:]), mask.to(device)
-        )
+        gradient, loss = gradients(active, inputs, labels, mask.to(device))
         gradient = gradient.detach()
         stepper.clip(gradient)
-        if pulls is not None:
-            gradient.add_(active, alpha=prox).add_(pulls[first:], alpha=-prox)
         stepper.step(active, gradient)
         losses[first:] += loss
-    return _results(task, vectors, layout, losses, batches, counts, locals, x)
+        samples[first:] += (mask > 0).sum(1).numpy()
+    cost = 0.0
+    if len(x):
+        sample = prepare(x[:1])
+        cost = flops_per_sample(task.model, None, sample.shape[1:], sample.dtype, True)
+    names, sizes = [name for name, _ in layout], [shape.numel() for _, shape in layout]
+    pieces = zip(torch.split(vectors, sizes, dim=1), layout, strict=True)
+    # Views of all clients at once: cut client by client they would cost a sixth of a round.
+    columns = [piece.view(len(locals), *shape).unbind(0) for piece, (_, shape) in pieces]
+    return [
+        Fit(dict(zip(names, values, strict=True)), total / steps if steps else float("nan"), steps, seen, seen * cost)
+        for values, total, steps, seen in zip(
+            zip(*columns, strict=True), losses.tolist(), counts.tolist(), samples.tolist(), strict=True
+        )
+    ]
 
 
 def _matrix(states: Sequence[State], names: Sequence[str]) -> Tensor:
@@ -132,30 +108,28 @@ def _matrix(states: Sequence[State], names: Sequence[str]) -> Tensor:
     return torch.stack([flat(pick(state, names)) for state in states])
 
 
-def _batches(
-    task: Task, locals: Sequence[Local], epochs: int, steps: int | None, stream: str
-) -> tuple[list[tuple[Tensor, Tensor]], np.ndarray[Any, Any]]:
+def _batches(task: Task, locals: Sequence[Local]) -> tuple[list[tuple[Tensor, Tensor]], np.ndarray[Any, Any]]:
     """For every step the rows [clients, batch] of those still training and a mask; and steps per client."""
     sizes = np.array([local.n for local in locals])
-    keys = [local.key(stream) for local in locals]
+    keys = [local.key("batches") for local in locals]
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     size = task.batch
     whole = np.where((sizes > size) & task.drop_last, sizes - sizes % size, sizes)
     per_epoch = -(-whole // size)
-    counts = np.where(sizes > 0, per_epoch * epochs if steps is None else steps, 0)
+    counts = np.where(sizes > 0, per_epoch * task.epochs if task.steps is None else task.steps, 0)
     every = np.arange(len(sizes))
-    made: list[np.ndarray[Any, Any]] = []  # of every epoch: the order of all clients, one per row
+    epochs: list[np.ndarray[Any, Any]] = []  # for every epoch the order of all clients' samples, one per row
     batches = []
     for at in range(int(counts.max(initial=0))):
         active = every[int(np.searchsorted(counts, at, side="right")) :]
         epoch, position = np.divmod(at, per_epoch[active])
-        while len(made) <= epoch.max():
-            made.append(_padded(orders(keys, sizes.tolist(), len(made)), starts))
+        while len(epochs) <= epoch.max():
+            epochs.append(_padded(orders(keys, sizes.tolist(), len(epochs)), starts))
         lengths = np.minimum(size, whole[active] - position * size)
         within = np.arange(lengths.max())
         # Padding repeats the client's last row; the mask takes it out of the loss.
         columns = np.minimum((position * size)[:, None] + within, (whole[active] - 1)[:, None])
-        rows = np.stack(made)[epoch[:, None], active[:, None], columns]
+        rows = np.stack(epochs)[epoch[:, None], active[:, None], columns]
         mask = (within < lengths[:, None]) / lengths[:, None]
         batches.append((torch.from_numpy(rows), torch.from_numpy(mask.astype(np.float32))))
     return batches, counts
@@ -181,41 +155,3 @@ def _gradients(
 
     stacked: Callable[..., tuple[Tensor, Tensor]] = vmap(grad_and_value(objective))
     return stacked
-
-
-def _results(
-    task: Task,
-    vectors: Tensor,
-    layout: Sequence[tuple[str, torch.Size]],
-    losses: Tensor,
-    batches: Sequence[tuple[Tensor, Tensor]],
-    counts: np.ndarray[Any, Any],
-    locals: Sequence[Local],
-    x: Tensor,
-) -> list[Fit]:
-    """One Fit per client; every State is a set of views of the client's row."""
-    columns = []
-    at = 0
-    for _, shape in layout:
-        columns.append(vectors[:, at : at + shape.numel()].view(len(locals), *shape).unbind(0))
-        at += shape.numel()
-    names = [name for name, _ in layout]
-    samples = np.zeros(len(locals), dtype=np.int64)
-    for step, (_, mask) in enumerate(batches):
-        samples[int(np.searchsorted(counts, step, side="right")) :] += (mask > 0).sum(1).numpy()
-    cost = 0.0
-    if len(x):
-        sample = locals[0].prepare(x[:1])
-        cost = flops_per_sample(task.model, None, sample.shape[1:], sample.dtype, True)
-    totals = losses.tolist()
-    return [
-        Fit(
-            dict(zip(names, values, strict=True)),
-            totals[client] / int(counts[client]) if counts[client] else float("nan"),
-            int(counts[client]),
-            int(samples[client]),
-            int(samples[client]) * cost,
-            {},
-        )
-        for client, values in enumerate(zip(*columns, strict=True))
-    ]

@@ -1,7 +1,7 @@
 """Client optimisers on one flat vector: the same numbers as `torch.optim`, a handful of calls a step.
 
-Buffers are a State, so keeping momentum between rounds means returning it. Step counts are Python numbers
-(a tensor would have to be read back from the device).
+Clients start every round with empty buffers; a server that keeps momentum (pFedHN) passes `slots` on.
+Step counts are Python numbers: a tensor would have to be read back from the device.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from pfedgate.core.state import clone
 from pfedgate.core.types import Optim, State
 
 
@@ -25,13 +26,13 @@ class Stepper:
     [0.5, 0.5]
     """
 
-    def __init__(self, optim: Optim, lr: float | None = None, memory: State | None = None) -> None:
+    def __init__(self, optim: Optim, lr: float | None = None, slots: State | None = None) -> None:
         self.optim = optim
         self.lr = optim.lr if lr is None else lr
-        memory = memory or {}
-        self.first = _own(memory.get("optim/first"))  # momentum, or Adam's mean
-        self.second = _own(memory.get("optim/second"))  # Adam's mean of squares
-        self.steps = int(memory["optim/steps"]) if "optim/steps" in memory else 0
+        slots = clone(slots or {})
+        self.first = slots.get("optim/first")  # momentum, or Adam's mean
+        self.second = slots.get("optim/second")  # Adam's mean of squares
+        self.steps = int(slots.get("optim/steps", 0))
 
     def clip(self, gradient: Tensor) -> None:
         """Scale the gradient down to the clipping norm, if it is longer; nothing is read back."""
@@ -40,7 +41,7 @@ class Stepper:
             gradient.mul_((self.optim.clip / (norm + 1e-6)).clamp_(max=1.0))
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        """One step."""
+        """Move `vector` along `gradient`."""
         self.steps += 1
         if self.optim.name == "sgd":
             self._sgd(vector, gradient)
@@ -80,17 +81,7 @@ class Stepper:
         if self.second is not None:
             self.second = self.second[count:]
 
-    def memory(self) -> State:
-        """The buffers to keep; empty unless `persist_momentum`."""
-        if not self.optim.persist_momentum:
-            return {}
-        kept: State = {"optim/steps": torch.tensor(self.steps)}
-        if self.first is not None:
-            kept["optim/first"] = self.first.clone()
-        if self.second is not None:
-            kept["optim/second"] = self.second.clone()
-        return kept
-
-
-def _own(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None else buffer.clone()
+    def slots(self) -> State:
+        """A copy of the buffers; a Stepper that is given them goes on where this one stops."""
+        slots = {"optim/steps": torch.tensor(self.steps), "optim/first": self.first, "optim/second": self.second}
+        return {name: value.clone() for name, value in slots.items() if value is not None}

@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """The number of samples in it."""
         return int(self.x.shape[0])
 
 
@@ -88,12 +88,12 @@ class Workspace:
 
     def load(self, state: State) -> None:
         """Take over a State (its parameters and buffers; other names in it are ignored)."""
-        chosen = pick(state, self._order)
-        for (name, shape), value in zip(self._shapes, chosen.values(), strict=True):
+        values = pick(state, self._order)
+        for (name, shape), value in zip(self._shapes, values.values(), strict=True):
             if value.shape != shape:
                 raise ValueError(f"{name!r} has shape {tuple(value.shape)}, the model wants {tuple(shape)}")
-        if chosen:
-            self._whole.copy_(flat(chosen))
+        if values:
+            self._whole.copy_(flat(values))
         for name, buffer in self.buffers.items():
             buffer.copy_(pick(state, [name])[name])
         self.gradients = 0

@@ -3,8 +3,8 @@
     found = tune("ditto", "recipes/cifar10-quick.toml", trials=12, rounds=40, out="runs/tuned")
     found.best.params           {"train.lr": 0.03, "algorithm.lam": 0.1}
 
-Every method gets the same number of trials. The folder holds METHOD/trials.jsonl (one line per trial) and a copy of
-the recipe with the best settings in its section [tuned.METHOD]. The same call again goes on where it was.
+Every method gets the same number of trials. The folder METHOD/ holds them (journal.log); `tuned.write` keeps the best
+settings beside the recipe. The same call again goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any
 
 from pfedgate import experiment
 from pfedgate.config.recipe import Recipe
-from pfedgate.tune.recipe import with_tuned
-from pfedgate.tune.search import SEARCHES, Plan, Search, base
+from pfedgate.tune.search import SEARCHES, Search, SearchSpec, Trial, base
 from pfedgate.tune.space import Axis, Choices, Range, axis, choices, space_of
-from pfedgate.tune.trials import Trial
 
-__all__ = ["SEARCHES", "Choices", "Plan", "Range", "Search", "Trial", "axis", "choices", "tune", "with_tuned"]
+__all__ = ["SEARCHES", "Choices", "Range", "Search", "SearchSpec", "Trial", "axis", "choices", "tune"]
 
 
 def tune(
@@ -50,12 +48,12 @@ def tune(
     out      folder; trials there are not repeated
     """
     layer = {} if method is None else {"algorithm": method}
-    chosen = experiment.recipe_of(recipe, layer, data=data, model=model)
-    label = label or chosen.algorithm.name
-    plan = Plan(label, base(chosen, rounds), space_of(chosen, params), search, prune, seed)
-    found = Search(plan, Path(out) / label, trials, watch)
-    found.run(workers, data=data, model=model)
-    if found.best is None:
-        first = found.trials[0].error if found.trials else "no trial"
+    resolved = experiment.recipe_of(recipe, layer, data=data, model=model)
+    label = label or resolved.algorithm.name
+    spec = SearchSpec(label, base(resolved, rounds), space_of(resolved, params), search, prune, seed)
+    result = Search(spec, Path(out) / label, trials, watch)
+    result.run(workers, data=data, model=model)
+    if result.best is None:
+        first = result.trials[0].error if result.trials else "no trial"
         raise RuntimeError(f"{label}: no trial ended well; the first: {first}")
-    return found
+    return result

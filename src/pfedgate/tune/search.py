@@ -1,45 +1,70 @@
-"""One search: trials of one method, each a whole run scored on validation data only.
+"""One search: trials of one method, each a whole run that is scored on validation data only.
 
-What is tried next comes from optuna, from the trials on file: every draw is seeded by (seed, method, trial), and a
-study in memory is made anew from trials.jsonl. So there is one truth, a killed search goes on where it was, and with
-one worker it ends with the same trials as without the interruption.
+Optuna keeps the trials in the journal of the search's folder; it suggests points and says which trials to end early.
+Every draw is seeded by (seed, label, slot), where slots number the trials that count. So with one worker a search that
+was killed ends with the same trials as one that was not.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pfedgate import experiment
-from pfedgate.config.recipe import Recipe, essence, resolve
+from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core import seeds
 from pfedgate.core.errors import unknown
-from pfedgate.engine import jobs
+from pfedgate.engine import parallel
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.store import write_atomically
 from pfedgate.runs.environment import environment
-from pfedgate.tune import guide
 from pfedgate.tune import space as spaces
-from pfedgate.tune import trials as kept
-from pfedgate.tune.space import Point, Space
-from pfedgate.tune.trials import COMPLETE, FAILED, PRUNED, Trial
+from pfedgate.tune.space import Choices, Point, Space
 
 SEARCHES = ("tpe", "random", "grid")
+COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
+JOURNAL, ABOUT = "journal.log", "search.json"  # files of a search's folder
+STARTUP = 4  # trials before their results guide the next ones, or end one early
+WARMUP = 0.25  # share of the rounds in which no trial is ended: some start slowly
 
 
 @dataclass(frozen=True)
-class Plan:
+class Trial:
+    """One point tried. `value`: the best accuracy on validation data over the rounds that were scored."""
+
+    slot: int  # its number among those that count
+    params: dict[str, Any]
+    state: str
+    value: float | None = None
+    best_round: int | None = None
+    seconds: float = 0.0
+    curve: tuple[tuple[int, float], ...] = ()  # (round, validation accuracy)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a worker process needs to run a trial; it reports through the journal."""
+
+    journal: Path
+    id: int  # optuna's
+    recipe: Tables
+    prune: bool
+    data: Any = None
+    model: Any = None
+
+
+@dataclass(frozen=True)
+class SearchSpec:
     """What is searched and how."""
 
-    label: str  # the method, and what it was given beside its name
-    recipe: Recipe  # of every trial, before its own settings
+    label: str  # the method, and settings given beside its name
+    recipe: Recipe  # that every trial starts from
     space: Space
     search: str = "tpe"
     prune: bool = True
@@ -49,205 +74,219 @@ class Plan:
         if self.search not in SEARCHES:
             raise ValueError(unknown("search", self.search, SEARCHES))
 
-    def trial_recipe(self, params: dict[str, Any]) -> Recipe:
-        """The recipe of one trial."""
-        return resolve(self.recipe.tables(), spaces.settings_of(params))
-
-    def told(self) -> dict[str, Any]:
-        """The plan as plain data."""
-        described = {name: str(chosen) for name, chosen in self.space.items()}
-        plain = {"label": self.label, "search": self.search, "prune": self.prune, "seed": self.seed}
-        return {**plain, "space": described, "recipe": json.loads(json.dumps(self.recipe.tables()))}
+    def plain(self) -> dict[str, Any]:
+        """The specification as plain data."""
+        space = {name: str(axis) for name, axis in self.space.items()}
+        return {**self.__dict__, "space": space, "recipe": json.loads(json.dumps(self.recipe.tables()))}
 
 
 def base(recipe: Recipe, rounds: int | None = None) -> Recipe:
-    """A recipe as trials run it: scored often enough to be judged on the way, one process each, nothing kept."""
+    """A recipe as trials run it: scored often enough to be judged on the way, one process each, nothing stored."""
     rounds = recipe.train.rounds if rounds is None else rounds
+    every = min(recipe.evaluate.every or rounds, max(1, rounds // 5))
     return replace(
         recipe,
         train=replace(recipe.train, rounds=rounds),
-        evaluate=replace(
-            recipe.evaluate,
-            every=min(recipe.evaluate.every or rounds, max(1, rounds // 5)),
-            points=("after_broadcast",),
-            novel=False,
-        ),
+        evaluate=replace(recipe.evaluate, every=every, points=("after_broadcast",), novel=False),
         run=replace(recipe.run, workers=1, keep_best=False),
     )
 
 
-class _Enough(Exception):
+class _Hopeless(Exception):
     """Raised in a trial that is ended early."""
 
 
-def work(job: jobs.Job, tell: jobs.Tell, *, data: Any = None, model: Any = None) -> Record:
-    """One trial: a run whose validation accuracy is told round by round; the answer says whether to stop."""
-    curve: list[tuple[int, float]] = []
+def attempt(job: Attempt, tick: Callable[[], None] | None = None) -> tuple[str, str]:
+    """Run a trial; returns its state and, if training broke, the error."""
+    optuna = _optuna()
+    trial = optuna.trial.Trial(_study(job.journal, job.recipe["train"]["rounds"]), job.id)
     training = False
 
-    def hear(event: Record) -> None:
+    def judge(event: Record) -> None:
         nonlocal training
         training = True
         value = event.get("after_broadcast", {}).get("val_accuracy")
         if event["event"] == "round" and value is not None:
-            curve.append((event["round"], value))
-            if tell([event["round"], value]):
-                raise _Enough
+            trial.report(value, event["round"])
+            if job.prune and event["round"] < job.recipe["train"]["rounds"] and trial.should_prune():
+                raise _Hopeless
 
-    began, state, told = time.perf_counter(), COMPLETE, ""
-    made = experiment.plan(resolve(job["recipe"]), data=data, model=model)
+    began, state, broken = time.perf_counter(), COMPLETE, ""
+    plan = experiment.plan(resolve(job.recipe), data=job.data, model=job.model)
     try:
-        made.run(callbacks=[hear])
-    except _Enough:
+        plan.run(callbacks=[judge])
+    except _Hopeless:
         state = PRUNED
     except Exception as error:
-        # Settings that break training are an outcome. What went wrong before it, or with files, says nothing of them.
+        # Settings that break training are an outcome. Errors before it, or with files, say nothing about them.
         if not training or isinstance(error, OSError) or isinstance(error.__cause__, OSError):
             raise
-        state, told = FAILED, f"{type(error).__name__}: {error}"
-    return {"state": state, "curve": curve, "seconds": time.perf_counter() - began, "error": told}
+        state, broken = FAILED, f"{type(error).__name__}: {error}"
+    trial.set_user_attr("seconds", time.perf_counter() - began)
+    return state, broken
 
 
 class Search:
-    """The trials of a plan in a folder; a host of jobs. `trials` may be raised later: then it goes on."""
+    """The trials of a specification, in a folder. `trials` may be raised later: then the search goes on."""
 
-    def __init__(self, plan: Plan, folder: Path, trials: int, watch: Callable[[Search], None] = lambda _: None) -> None:
-        self.plan, self.folder, self.wanted, self._watch = plan, folder, trials, watch
-        every = spaces.listed(plan.space)
-        self._listed = every
-        if every is not None:
-            self.wanted = min(trials, len(every))
-            if plan.search == "grid" and len(every) > trials:
+    def __init__(
+        self, spec: SearchSpec, folder: Path, trials: int, watch: Callable[[Search], None] = lambda _: None
+    ) -> None:
+        self.spec, self.folder, self.wanted, self._watch = spec, folder, trials, watch
+        self._points = points = spaces.listed(spec.space)
+        if points is not None:
+            self.wanted = min(trials, len(points))
+            if spec.search == "grid" and len(points) > trials:
                 raise ValueError(
-                    f"{plan.label}: the grid has {len(every)} points, more than --trials {trials}: allow more, give "
+                    f"{spec.label}: the grid has {len(points)} points, more than --trials {trials}: allow more, give "
                     "fewer values with --param, or search with tpe or random"
                 )
-        elif plan.search == "grid":
-            raise ValueError(f"{plan.label}: a grid needs lists of values, not ranges, and not too many")
-        self._log = folder / "trials.jsonl"
-        self.trials = self._open()
-        self.running: dict[int, Any] = {}
-        self._study = guide.study(plan.space, plan.recipe.train.rounds, self.trials)
+        elif spec.search == "grid":
+            raise ValueError(f"{spec.label}: a grid needs lists of values, not ranges, and not too many")
+        optuna = _optuna()
+        self._prepare()
+        self._study = _study(folder / JOURNAL, spec.recipe.train.rounds)
+        self._running: dict[int, Any] = {}  # optuna's trials by their ids
+        for trial in self._study.get_trials(deepcopy=False):
+            if not trial.state.is_finished():  # A killed process left it.
+                self._lose(optuna.trial.Trial(self._study, trial._trial_id), "interrupted")
+        # Trials that an earlier search lost say nothing. Those that this one loses are shown until it ends.
+        self._past = {t.number for t in self._study.get_trials(deepcopy=False) if "lost" in t.user_attrs}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials that have ended, in the order of their start."""
+        return [self._view(trial) for trial in self._frozen() if trial.state.is_finished()]
 
     @property
     def best(self) -> Trial | None:
         """The complete trial with the best validation accuracy, the earliest of equals."""
-        done = [trial for trial in self.trials if trial.state == COMPLETE and trial.value is not None]
-        return max(done, key=lambda trial: (trial.value or 0.0, -trial.trial), default=None)
+        complete = [trial for trial in self.trials if trial.state == COMPLETE and trial.value is not None]
+        return max(complete, key=lambda trial: (trial.value or 0.0, -trial.slot), default=None)
 
     def run(self, workers: int = 1, *, data: Any = None, model: Any = None) -> None:
-        """All trials that are not on file yet. What is wrong with all of them is an error before the first."""
+        """All trials that are not in the journal yet; an error that all would meet is raised before the first."""
         self._watch(self)
         if len(self.trials) < self.wanted:
-            federation = experiment.plan(self.plan.recipe, data=data, model=model).federation
+            federation = experiment.plan(self.spec.recipe, data=data, model=model).federation
             if not any(federation.part(client, "val").n for client in federation.clients):
                 raise ValueError("tuning needs data with a validation part: nothing could be scored here")
-        jobs.run(functools.partial(work, data=data, model=model), self, workers=workers)
 
-    # -- as a host of jobs
-    def next(self) -> jobs.Job | None:
-        """A trial whose number is not taken."""
-        taken = {trial.trial for trial in self.trials} | set(self.running)
-        number = next((n for n in range(self.wanted) if n not in taken), None)
-        if number is None:
+        def draw() -> Attempt | None:
+            asked = self.ask()
+            if asked is None:
+                return None
+            recipe = resolve(self.spec.recipe.tables(), spaces.settings_of(self.params(asked)))
+            return Attempt(self.folder / JOURNAL, asked._trial_id, recipe.tables(), self.spec.prune, data, model)
+
+        for job, future in parallel.completed(attempt, draw, workers=workers):
+            self.tell(self._running[job.id], future)
+
+    def ask(self) -> Any | None:
+        """The next trial, as optuna's; None if all have been drawn or every point has been tried."""
+        taken = {trial.user_attrs["slot"] for trial in self._frozen()}
+        slot = next((number for number in range(self.wanted) if number not in taken), None)
+        if slot is None:
             return None
-        point = self._choose(number)
-        if point is None:
-            return None
-        params = spaces.values(self.plan.space, point)
-        return {"trial": number, "point": point, "params": params, "recipe": self.plan.trial_recipe(params).tables()}
+        asked = self._choose(slot)
+        if asked is not None:
+            self._running[asked._trial_id] = asked
+        return asked
 
-    def said(self, job: jobs.Job, message: Any) -> bool:
-        """A score of a running trial; True ends it."""
-        round, value = message
-        asked = self.running[job["trial"]]
-        asked.report(value, round)
-        last = round >= self.plan.recipe.train.rounds
-        return bool(self.plan.prune and not last and asked.should_prune())
+    def params(self, trial: Any) -> dict[str, Any]:
+        """The settings of one of optuna's trials, by name."""
+        return spaces.values(self.spec.space, trial.params)
 
-    def ended(self, job: jobs.Job, result: Any) -> None:
-        """Keep a trial's outcome; that training broke (a rate too high, say) is one. The others are not kept on file,
-        so the next search tries them again.
-        """
-        number, broken = job["trial"], isinstance(result, jobs.Failed)
-        if broken:
-            result = {"state": FAILED, "curve": [], "seconds": 0.0, "error": result.error}
-        curve = [(r, v) for r, v in result["curve"]]
-        value = max((v for _, v in curve), default=None)
-        at = next((r for r, v in curve if v == value), None)
-        trial = Trial(
-            number, job["params"], result["state"], value, at, result["seconds"], tuple(curve), result["error"],
-            job["point"],
-        )  # fmt: skip
-        self.trials.append(trial)
-        if not broken:
-            kept.append(self._log, trial)
-        self._study.tell(self.running.pop(number), **guide.verdict(trial))
+    def tell(self, asked: Any, ended: Future[tuple[str, str]]) -> None:
+        """Write down how a trial ended. One that could not begin is lost: the next search tries its slot again."""
+        states = _optuna().trial.TrialState
+        del self._running[asked._trial_id]
+        error = ended.exception()
+        if error is not None:
+            self._lose(asked, f"{type(error).__name__}: {error}")
+        else:
+            state, broken = ended.result()
+            asked.set_user_attr("error", broken)
+            scores = self._study.get_trials(deepcopy=False)[asked.number].intermediate_values.values()
+            if state == COMPLETE and scores:
+                self._study.tell(asked, max(scores))
+            else:
+                self._study.tell(asked, state=states.PRUNED if state == PRUNED else states.FAIL)
         self._watch(self)
 
-    # -- parts
-    def _choose(self, number: int) -> Point | None:
-        """The point of a trial, as optuna's own trial knows it; None if every point has been tried."""
-        seen = [trial.point for trial in self.trials] + [asked.params for asked in self.running.values()]
-        order = self._order()
-        if self.plan.search == "grid":
-            fixed: Point | None = order[number] if order is not None else None
-        elif number == 0:
-            fixed = spaces.default(self.plan.space, self.plan.recipe)
-        elif self.plan.search == "random":
-            fixed = next((p for p in order if p not in seen), None) if order is not None else self._drawn(number)
-        else:
-            return self._suggested(number, seen, order)
-        return None if fixed is None else self._ask(number, fixed)
+    def _frozen(self) -> list[Any]:
+        """Optuna's records of the trials that take a slot."""
+        records = self._study.get_trials(deepcopy=False)
+        return [t for t in records if "slot" in t.user_attrs and t.number not in self._past]
 
-    def _order(self) -> list[Point] | None:
-        """All points in the order of a grid, or shuffled."""
-        if self._listed is None or self.plan.search == "grid":
-            return self._listed
-        rng = np.random.default_rng(seeds.key(self.plan.seed, "tune", self.plan.label, "order"))
-        return [self._listed[at] for at in rng.permutation(len(self._listed))]
+    def _view(self, trial: Any) -> Trial:
+        curve, notes = tuple(sorted(trial.intermediate_values.items())), trial.user_attrs
+        best_round, value = max(curve, key=lambda score: (score[1], -score[0]), default=(None, None))
+        state = {"COMPLETE": COMPLETE, "PRUNED": PRUNED}.get(trial.state.name, FAILED)
+        error = notes.get("lost") or notes.get("error", "")
+        return Trial(
+            notes["slot"], self.params(trial), state, value, best_round, notes.get("seconds", 0.0), curve, error
+        )
 
-    def _drawn(self, number: int) -> Point:
-        rng = np.random.default_rng(seeds.key(self.plan.seed, "tune", self.plan.label, number))
-        return {name: chosen.draw(rng) for name, chosen in self.plan.space.items()}
+    def _lose(self, trial: Any, why: str) -> None:
+        trial.set_user_attr("lost", why)
+        self._study.tell(trial, state=_optuna().trial.TrialState.FAIL)
 
-    def _suggested(self, number: int, seen: list[Point], order: list[Point] | None) -> Point | None:
-        """What optuna suggests and nobody has tried: the same run twice would tell nothing."""
-        import optuna
-
-        for attempt in range(10):
-            path = seeds.key(self.plan.seed, "tune", self.plan.label, number, attempt)
-            self._study.sampler = guide.sampler(path)
-            asked = self._study.ask(guide.distributions(self.plan.space))
+    def _choose(self, slot: int) -> Any | None:
+        seen = [trial.params for trial in self._frozen()]
+        if self.spec.search == "grid":
+            return self._fix(slot, (self._points or [])[slot])
+        if slot == 0:
+            return self._fix(slot, spaces.default(self.spec.space, self.spec.recipe))
+        samplers = _optuna().samplers
+        for again in range(10):  # The same run twice would tell nothing.
+            seed = seeds.key(self.spec.seed, "tune", self.spec.label, slot, again) % 2**32
+            if self.spec.search == "random":
+                self._study.sampler = samplers.RandomSampler(seed)
+            else:  # constant_liar: a running trial counts as a bad one, so that workers try different places.
+                self._study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=STARTUP, constant_liar=True)
+            asked = self._study.ask(_distributions(self.spec.space))
             if asked.params not in seen:
-                self.running[number] = asked
-                return dict(asked.params)
-            self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
-        fixed = next((p for p in order if p not in seen), None) if order is not None else self._drawn(number)
-        return None if fixed is None else self._ask(number, fixed)
+                asked.set_user_attr("slot", slot)
+                return asked
+            self._lose(asked, "tried before")
+        return self._fix(slot, next((point for point in self._points or [] if point not in seen), None))
 
-    def _ask(self, number: int, fixed: Point) -> Point:
-        self._study.enqueue_trial(fixed)
-        self.running[number] = self._study.ask(guide.distributions(self.plan.space))
-        return dict(fixed)
+    def _fix(self, slot: int, point: Point | None) -> Any | None:
+        """A trial of a certain point, written at once: a kill leaves no point without its slot."""
+        if point is None:
+            return None
+        trials = _optuna().trial
+        self._study.add_trial(
+            trials.create_trial(
+                state=trials.TrialState.RUNNING, params=point, distributions=_distributions(self.spec.space),
+                user_attrs={"slot": slot},
+            )
+        )  # fmt: skip
+        return trials.Trial(self._study, self._study.get_trials(deepcopy=False)[-1]._trial_id)
 
-    def _open(self) -> list[Trial]:
-        """The trials on file, of the very same search."""
+    def _prepare(self) -> None:
+        """The folder; an error if it holds another search."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        about = self.folder / "search.json"
-        told = self.plan.told()
+        about, plain = self.folder / ABOUT, self.spec.plain()
         if about.exists():
             before = json.loads(about.read_text(encoding="utf-8"))["plan"]
-            same, now = ({**plan, "recipe": essence(plan["recipe"])} for plan in (before, told))
-            changed = _differences(same, now)
-            if changed:
+            same, now = ({**spec, "recipe": essence(spec["recipe"])} for spec in (before, plain))
+            changes = _differences(same, now)
+            if (self.folder / "trials.jsonl").exists():
+                changes.append("its trials.jsonl is of an older form")
+            if changes:
                 raise ValueError(
-                    f"{self.folder} holds a search with other settings ({'; '.join(changed[:3])}): use the same "
+                    f"{self.folder} holds a search with other settings ({'; '.join(changes[:3])}): use the same "
                     "again to go on, or another --out"
                 )
         else:
-            write_atomically(about, json.dumps({"plan": told, "environment": environment()}, indent=2).encode())
-        return kept.read(self._log)
+            write_atomically(about, json.dumps({"plan": plain, "environment": environment()}, indent=2).encode())
+        journal = self.folder / JOURNAL
+        content = journal.read_bytes() if journal.exists() else b""
+        if content and not content.endswith(b"\n"):
+            # A kill has cut the last line short. Optuna would refuse all lines that follow it.
+            write_atomically(journal, content[: content.rfind(b"\n") + 1])
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:
@@ -255,3 +294,39 @@ def _differences(before: Any, now: Any, where: str = "") -> list[str]:
         names = dict.fromkeys([*before, *now])
         return [d for n in names for d in _differences(before.get(n), now.get(n), f"{where}.{n}".lstrip("."))]
     return [] if before == now else [f"{where}: {before} then, {now} now"]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("tuning needs optuna: pip install 'pfedgate[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _study(journal: Path, rounds: int) -> Any:
+    """Optuna's view of a journal."""
+    optuna = _optuna()
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    pruner = optuna.pruners.MedianPruner(STARTUP, int(WARMUP * rounds))
+    about = {"study_name": "search", "storage": optuna.storages.JournalStorage(backend), "pruner": pruner}
+    try:
+        return optuna.load_study(**about)
+    except KeyError:
+        return optuna.create_study(**about, direction="maximize")
+
+
+def _distributions(space: Space) -> dict[str, Any]:
+    """A space in optuna's words: places in lists, numbers from ranges."""
+    kinds = _optuna().distributions
+
+    def distribution(axis: spaces.Axis) -> Any:
+        if isinstance(axis, Choices):
+            last = len(axis.values) - 1
+            return kinds.IntDistribution(0, last) if axis.ordered else kinds.CategoricalDistribution(range(last + 1))
+        if axis.whole:
+            return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+        return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+    return {name: distribution(axis) for name, axis in space.items()}

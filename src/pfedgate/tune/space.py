@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pfedgate import algorithms
 from pfedgate.config import options as schema
 from pfedgate.config import toml
-from pfedgate.config.catalogue import options_of
-from pfedgate.config.options import RecipeError
+from pfedgate.config.options import options_of
 from pfedgate.config.recipe import Recipe
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import RecipeError, unknown
 
 RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # the paper's grid for the model's learning rate
 MOST_POINTS = 20_000  # grids beyond this are drawn from, not listed
@@ -45,9 +42,9 @@ class Choices:
             return 0
         return min(range(len(self.values)), key=lambda at: abs(_log(self.values[at]) - _log(value)))
 
-    def draw(self, rng: np.random.Generator) -> int:
-        """Any of the places."""
-        return int(rng.integers(len(self.values)))
+    def value(self, place: int) -> Any:
+        """The value at a place."""
+        return self.values[place]
 
     def __str__(self) -> str:
         return ", ".join(map(toml.dump, self.values))
@@ -67,11 +64,9 @@ class Range:
         inside = min(max(float(value), self.low), self.high) if isinstance(value, (int, float)) else self.low
         return round(inside) if self.whole else inside
 
-    def draw(self, rng: np.random.Generator) -> float:
-        """A number from the range."""
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        drawn = float(rng.uniform(low, high))
-        return self.nearest(math.exp(drawn) if self.log else drawn)
+    def value(self, number: float) -> float:
+        """A number of the range with at most three digits."""
+        return number if self.whole else float(f"{number:.3g}")
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}" + (", logarithmic" if self.log else "")
@@ -107,10 +102,10 @@ def axis(text: str) -> Axis:
 
 def choices(values: Sequence[Any]) -> Choices:
     """Values without repeats, numbers in order."""
-    found = Choices(tuple(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in values)))
-    if not found.values:
+    distinct = Choices(tuple(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in values)))
+    if not distinct.values:
         raise RecipeError("nothing to choose from: give at least one value")
-    return Choices(tuple(sorted(found.values))) if found.ordered else found
+    return Choices(tuple(sorted(distinct.values))) if distinct.ordered else distinct
 
 
 def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None) -> Space:
@@ -123,78 +118,57 @@ def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None) -> Space:
     {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.lam': '0.05, 0.1, 0.5, 0.8'}
     """
     method = recipe.algorithm.name
-    found: Space = {"train.lr": choices(RATES)}
-    found |= {
-        f"algorithm.{name}": choices(tried) for name, tried in algorithms.get(method).grid.items() if len(tried) > 1
-    }
-    for name, chosen in (params or {}).items():
+    grid = {f"algorithm.{name}": values for name, values in algorithms.get(method).grid.items() if len(values) > 1}
+    space: Space = {name: choices(values) for name, values in {"train.lr": RATES, **grid}.items()}
+    for name, axis in (params or {}).items():
         section, _, key = name.partition(".")
         if section != "algorithm" or key in options_of("algorithm", method):
-            found[name] = chosen
-    return found
+            space[name] = axis
+    return space
 
 
 def checked(params: Mapping[str, Axis], recipes: Sequence[Recipe]) -> None:
     """An error unless every setting exists, for at least one of the methods, and takes these values."""
-    for name, chosen in params.items():
+    for name, axis in params.items():
         section, _, key = name.partition(".")
-        known: dict[str, schema.Option] = {}
+        options: dict[str, schema.Option] = {}
         for recipe in recipes:
             kind = recipe.algorithm.name if section == "algorithm" else recipe.model.name
-            known |= options_of(section, recipe.data.name if section == "data" else kind)
-        if key not in known:
-            raise RecipeError(f"--param {name}: {unknown('key', key, known)}")
-        tried = chosen.values if isinstance(chosen, Choices) else (chosen.low, chosen.high)
-        for value in tried:
-            whole = isinstance(chosen, Range) and chosen.whole
-            schema.convert(int(value) if whole else value, known[key].type, name)
+            options |= options_of(section, recipe.data.name if section == "data" else kind)
+        if key not in options:
+            raise RecipeError(f"--param {name}: {unknown('key', key, options)}")
+        for value in axis.values if isinstance(axis, Choices) else (axis.low, axis.high):
+            whole = isinstance(axis, Range) and axis.whole
+            schema.convert(int(value) if whole else value, options[key].type, name)
 
 
 def values(space: Space, point: Point) -> dict[str, Any]:
-    """The settings of a point, by name.
+    """The settings of a point, by name; numbers from a range have three digits, to be read and written down.
 
     >>> values({"train.lr": Choices((0.1, 0.5)), "train.batch": Choices((8,))}, {"train.lr": 1, "train.batch": 0})
     {'train.lr': 0.5, 'train.batch': 8}
     """
-    found = {}
-    for name, chosen in space.items():
-        at = point[name]
-        # Three digits of a number from a range: more would only be harder to read and to write down.
-        found[name] = chosen.values[at] if isinstance(chosen, Choices) else at if chosen.whole else float(f"{at:.3g}")
-    return found
+    return {name: axis.value(point[name]) for name, axis in space.items()}
 
 
 def default(space: Space, recipe: Recipe) -> Point:
     """The point nearest to what a recipe says."""
-    tables = recipe.tables()
-    found = {}
-    for name, chosen in space.items():
-        section, _, key = name.partition(".")
-        found[name] = chosen.nearest(tables[section].get(key))
-    return found
-
-
-def count(space: Space) -> float:
-    """How many points there are."""
-    return math.prod(len(a.values) if isinstance(a, Choices) else math.inf for a in space.values())
+    tables, parts = recipe.tables(), {name: name.partition(".") for name in space}
+    return {name: axis.nearest(tables[parts[name][0]].get(parts[name][2])) for name, axis in space.items()}
 
 
 def listed(space: Space) -> list[Point] | None:
     """All points, the last setting changing first; None if there are too many, or a range among them."""
-    if count(space) > MOST_POINTS:
+    lists = [axis.values for axis in space.values() if isinstance(axis, Choices)]
+    if len(lists) < len(space) or math.prod(map(len, lists)) > MOST_POINTS:
         return None
-    places = [range(len(a.values)) for a in space.values() if isinstance(a, Choices)]
-    return [dict(zip(space, point, strict=True)) for point in itertools.product(*places)]
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*(range(len(v)) for v in lists))]
 
 
-def settings_of(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings as a layer of a recipe.
+def settings_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a layer of a recipe, lists as TOML has them.
 
-    >>> settings_of({"train.lr": 0.1, "algorithm.lam": 1})
-    {'train': {'lr': 0.1}, 'algorithm': {'lam': 1}}
+    >>> settings_of({"train.lr": 0.1, "train.milestones": (1, 2)})
+    {'train.lr': 0.1, 'train.milestones': [1, 2]}
     """
-    layer: dict[str, dict[str, Any]] = {}
-    for name, value in found.items():
-        section, _, key = name.partition(".")
-        layer.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
-    return layer
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}

@@ -15,9 +15,8 @@ the frozen weights; a novel one prunes, takes over the aggregate and trains its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any, ClassVar
 
 import torch
@@ -28,14 +27,14 @@ from pfedgate.algorithms import register
 from pfedgate.algorithms.fedmask import masks
 from pfedgate.algorithms.fedmask.masks import BITS, KEPT, pack_bits, unpack_bits
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
-from pfedgate.core.seeds import key
-from pfedgate.core.state import inside, under, weighted_mean
+from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import fit
 
 CHOICES = "base 'fedavg' or 'random', intersection 'two' or 'all'"
-MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # what the server keeps
+MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # the server's State
 
 
 @register("fedmask")
@@ -51,8 +50,8 @@ class FedMask(Algorithm):
     score_lr: float = 10.0  # scores are of the order of 1, their gradients of weight times gradient
     threshold: float = 0.5  # in the middle, because scores are set to bits
     offset: float = 0.01  # scores start this much above the threshold: with everything kept
-    init_epochs: int = 1  # of the one-shot pruning
-    adapt_epochs: int = 1  # of a novel client's scores
+    init_epochs: int = 1  # epochs before the one-shot pruning
+    adapt_epochs: int = 1  # a novel client's epochs on its scores
 
     paper: ClassVar[str] = "Li et al. 2021, FedMask: Joint Computation and Communication-Efficient Personalized FL"
     shares: ClassVar[str] = "bits of the mask (and the model, before it is frozen)"
@@ -60,8 +59,8 @@ class FedMask(Algorithm):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"density": (0.3, 0.5)}
 
     def __post_init__(self) -> None:
-        chosen = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
-        if not (chosen and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
+        words = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
+        if not (words and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
             raise ValueError(f"FedMask wants 0 < density <= 1, warmup >= 0, {CHOICES}; got {self.options()}")
 
     @property
@@ -77,27 +76,21 @@ class FedMask(Algorithm):
     def send(self, server: State, card: Card, round: Round) -> State:
         """The model during the warm-up; then the mask, and with the first one the frozen model."""
         model = {name: value for name, value in server.items() if not name.startswith("mask/")}
-        rounds = int(self.warmup * round.rounds if self.warmup < 1 else self.warmup)
-        if self.base == "fedavg" and round.index < rounds and not len(server[SERVED]):
+        if self._warming_up(server, round):
             return model
         got = {BITS: pack_bits(server[MEAN] >= 0.5), KEPT: pack_bits(server[KNOWN])}
-        return got if self.base == "random" or _mark(card) in server[SERVED] else {**model, **got}
+        return got if self.base == "random" or parts.mark(card) in server[SERVED] else {**model, **got}
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def _warming_up(self, server: State, round: Round) -> bool:
+        rounds = int(self.warmup * round.rounds if self.warmup < 1 else self.warmup)
+        return self.base == "fedavg" and round.index < rounds and not len(server[SERVED])
+
+    def merger(self, server: State, round: Round) -> Merger:
         """FedAvg during the warm-up; then the mean of the bits where enough clients kept them."""
-        marks, left = set(server[SERVED].tolist()), iter(updates)
-        one = list(islice(left, 1))
-        if not one or BITS not in one[0][1].shared:
-            return weighted_mean(server, chain(one, left), total=round.total)
-
-        def packed() -> Iterator[tuple[float, State]]:
-            for card, update in chain(one, left):
-                marks.add(_mark(card))
-                yield update.weight, update.shared
-
-        least = None if self.intersection == "all" else 2
-        mean, known = masks.mean_of_bits(packed(), self._structures, server[MEAN], least)
-        return {**server, MEAN: mean, KNOWN: server[KNOWN] | known, SERVED: torch.tensor(sorted(marks))}
+        if self._warming_up(server, round):
+            return WeightedMean(server, round.total)
+        bits = masks.BitMean(self._structures, server[MEAN], None if self.intersection == "all" else 2)
+        return MaskMerger(server, bits, set(server[SERVED].tolist()))
 
     def init_client(self, got: State, local: Local) -> State:
         """Random weights are known from the seed."""
@@ -106,8 +99,8 @@ class FedMask(Algorithm):
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg during the warm-up; then the scores, of which the bits are sent."""
         if BITS not in got:
-            done = fit(self.task, got, local, memory=private)
-            return Update(done.state, local.n, done.metrics), done.memory
+            done = fit(self.task, got, local)
+            return Update(done.state, local.n, done.metrics), {}
         private, metrics = self._learn(got, private, local, None)
         return Update(
             masks.pack_mask(self._mask(private), private["kept"], self._structures), local.n, metrics
@@ -117,15 +110,15 @@ class FedMask(Algorithm):
         """Prune once, take over the aggregate, train the scores."""
         task, of, rule, flops = self.task, self._structures, (self.score_lr, self.threshold), 0.0
         base = inside("base/", private) or {name: v for name, v in got.items() if not name.startswith("mask/")}
-        kept, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
+        left, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
         if scores is None:
             scores = torch.full((of.size,), self.threshold + self.offset)
-            scores, done = masks.learn(task, base, of, scores, kept, local, rule, self.init_epochs, "prune")
-            kept, flops = of.best(scores, self.density), done.flops
-        aggregate, known = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
-        scores = torch.where((known & kept)[of.of], aggregate, scores)
-        scores, done = masks.learn(task, base, of, scores, kept, local, rule, epochs)
-        private = {**under("base/", base), "scores": scores, "kept": kept}
+            scores, done = masks.learn(task, base, of, scores, left, local, rule, self.init_epochs, "prune")
+            left, flops = of.best(scores, self.density), done.flops
+        aggregate, decided = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
+        scores = torch.where((decided & left)[of.of], aggregate, scores)
+        scores, done = masks.learn(task, base, of, scores, left, local, rule, epochs)
+        private = {**under("base/", base), "scores": scores, "kept": left}
         return private, {
             "loss": done.loss,
             "flops": flops + done.flops,
@@ -136,7 +129,7 @@ class FedMask(Algorithm):
         return (private["scores"] >= self.threshold) & private["kept"][self._structures.of]
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client's mask."""
+        """A novel client prunes and trains its scores, once the model is frozen."""
         return self._learn(got, private, local, self.adapt_epochs)[0] if BITS in got else private
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
@@ -149,5 +142,22 @@ class FedMask(Algorithm):
         return masks.fault_in_mask(update.shared, self._structures) if BITS in got else super().check(got, update)
 
 
-def _mark(card: Card) -> int:
-    return key(0, card.id) >> 1  # 63 bits fit an int64
+@dataclass(frozen=True)
+class MaskMerger:
+    """The mean of the bits, the structures it is known for, and marks of the clients that have the frozen model."""
+
+    server: State
+    bits: masks.BitMean
+    marks: set[int]
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """Count the client's bits and mark it as served."""
+        self.marks.add(parts.mark(card))
+        self.bits.add(update.shared, update.weight)
+        return None
+
+    def result(self) -> State:
+        """The server's State with the new mean."""
+        mean, enough = self.bits.result()
+        marks = torch.tensor(sorted(self.marks))
+        return {**self.server, MEAN: mean, KNOWN: self.server[KNOWN] | enough, SERVED: marks}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -51,28 +50,28 @@ class Structures:
 
     @property
     def size(self) -> int:
-        """Entries."""
+        """The number of entries that the mask covers."""
         return int(self.of.shape[0])
 
     @property
     def count(self) -> int:
-        """Structures."""
+        """The number of structures in all masked layers."""
         return self.layers[-1][1]
 
     def best(self, scores: Tensor, share: float) -> Tensor:
         """Which structures have the highest mean score, this share of each layer (at least one); ties: the first."""
         sums = torch.zeros(self.count, dtype=torch.float64).index_add_(0, self.of, scores.cpu().double())
         mean = sums / torch.bincount(self.of, minlength=self.count)
-        kept = torch.zeros(self.count, dtype=torch.bool)
+        best = torch.zeros(self.count, dtype=torch.bool)
         for start, stop in self.layers:
             room = max(1, int(share * (stop - start)))
-            kept[start + torch.sort(mean[start:stop], descending=True, stable=True).indices[:room]] = True
-        return kept
+            best[start + torch.sort(mean[start:stop], descending=True, stable=True).indices[:room]] = True
+        return best
 
 
-def pack_mask(bits: Tensor, kept: Tensor, of: Structures) -> State:
-    """The bits of kept structures, and which ones these are."""
-    return {BITS: pack_bits(bits[kept[of.of]]), KEPT: pack_bits(kept)}
+def pack_mask(bits: Tensor, left: Tensor, of: Structures) -> State:
+    """The bits of the structures that are left, and which ones these are."""
+    return {BITS: pack_bits(bits[left[of.of]]), KEPT: pack_bits(left)}
 
 
 def fault_in_mask(packed: State, of: Structures) -> str | None:
@@ -85,30 +84,37 @@ def fault_in_mask(packed: State, of: Structures) -> str | None:
     return None if len(packed[BITS]) == -(-entries // 8) else f"{len(packed[BITS])} bytes for {entries} bits"
 
 
-def mean_of_bits(
-    masks: Iterable[tuple[float, State]], of: Structures, old: Tensor, least: int | None
-) -> tuple[Tensor, Tensor]:
-    """The weighted mean of every bit over the clients that kept it, and for which structures there were enough.
+class BitMean:
+    """The weighted mean of every bit over the clients that kept it.
 
-    Enough are `least` clients (or all, if there are fewer); None: all of them. Elsewhere the old mean stays.
+    A structure counts where `least` clients kept it (all of them, if there are fewer; None: all).
+    Elsewhere the old mean stays.
     """
-    sums, weights = torch.zeros(2, of.size, dtype=torch.float64)
-    count, clients = torch.zeros(of.count, dtype=torch.int64), 0
-    for weight, packed in masks:
-        kept = unpack_bits(packed[KEPT], of.count)
-        entries = kept[of.of]
-        sums[entries] += unpack_bits(packed[BITS], int(entries.sum())) * weight
-        weights[entries] += weight
-        count, clients = count + kept, clients + 1
-    enough = count >= (clients if least is None else min(least, clients))
-    return torch.where(enough[of.of], (sums / weights).to(old.dtype), old), enough
+
+    def __init__(self, of: Structures, old: Tensor, least: int | None) -> None:
+        self.of, self.old, self.least = of, old, least
+        self._sums, self._weights = torch.zeros(2, of.size, dtype=torch.float64)
+        self._count, self._clients = torch.zeros(of.count, dtype=torch.int64), 0
+
+    def add(self, packed: State, weight: float) -> None:
+        """Count a client's packed mask with its weight."""
+        structures = unpack_bits(packed[KEPT], self.of.count)
+        entries = structures[self.of.of]
+        self._sums[entries] += unpack_bits(packed[BITS], int(entries.sum())) * weight
+        self._weights[entries] += weight
+        self._count, self._clients = self._count + structures, self._clients + 1
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The mean, and for which structures there were enough clients."""
+        enough = self._count >= (self._clients if self.least is None else min(self.least, self._clients))
+        return torch.where(enough[self.of.of], (self._sums / self._weights).to(self.old.dtype), self.old), enough
 
 
 def masked(state: State, of: Structures, bits: Tensor) -> State:
     """A State whose covered entries are multiplied by the mask."""
-    chosen = pick(state, of.names)
-    vector = flat(chosen)
-    return {**state, **unflat(torch.where(bits.to(vector.device), vector, 0.0), shapes(chosen))}
+    covered = pick(state, of.names)
+    vector = flat(covered)
+    return {**state, **unflat(torch.where(bits.to(vector.device), vector, 0.0), shapes(covered))}
 
 
 def learn(
@@ -116,7 +122,7 @@ def learn(
     base: State,
     of: Structures,
     scores: Tensor,
-    kept: Tensor,
+    left: Tensor,
     local: Local,
     rule: tuple[float, float],
     epochs: int | None,
@@ -128,7 +134,7 @@ def learn(
     its bit (straight-through). Scores do not decay: that would be pruning by another name.
     """
     (lr, threshold), weights = rule, flat(pick(base, of.names)).to(local.device)
-    open_ = kept.to(local.device)[of.of.to(local.device)]
+    open_ = left.to(local.device)[of.of.to(local.device)]
     scores, allowed = scores.to(local.device, copy=True), weights * open_
     stepper = Stepper(replace(task.optim, weight_decay=0.0), lr * local.round.factor)
 
@@ -153,7 +159,7 @@ class MaskedModel(nn.Module):
         self._stats = densities(base, of, bits)
 
     def forward(self, x: Tensor) -> Any:
-        """The model's own."""
+        """The output of the model under its mask."""
         return self.model(x)
 
     def stats(self) -> dict[str, float]:
@@ -170,14 +176,14 @@ def densities(base: State, of: Structures, bits: Tensor) -> dict[str, float]:
 
 def covered(task: Task, layers: parts.Names | None) -> Structures:
     """Structures of the layers named; None: of those after the first fully connected one, at least of the last."""
-    known = parts.layers(task)
+    tensors_of = parts.layers(task)
     if layers is None:
-        upper = [name for name, tensors in known.items() if parts.upper(task).issuperset(tensors)]
-        chosen = upper[1:] or list(known)[-1:]
+        upper = [name for name, tensors in tensors_of.items() if parts.upper(task).issuperset(tensors)]
+        masked_ones = upper[1:] or list(tensors_of)[-1:]
     else:
         wanted = parts.choose(task, layers, "layers")
-        chosen = [name for name, tensors in known.items() if wanted.intersection(tensors)]
-    return structures(task.model, tuple(chosen), parts.head_layer(task))
+        masked_ones = [name for name, tensors in tensors_of.items() if wanted.intersection(tensors)]
+    return structures(task.model, tuple(masked_ones), parts.head_layer(task))
 
 
 @lru_cache(maxsize=64)
@@ -188,7 +194,7 @@ def structures(task_model: Any, layers: tuple[str, ...], output: str) -> Structu
     """
     model = skeleton(task_model)
     names: list[str] = []
-    found: list[Tensor] = []
+    lines: list[Tensor] = []
     edges = [0]
     for layer in layers:
         own = {f"{layer}.{name}": p for name, p in model.get_submodule(layer).named_parameters(recurse=False)}
@@ -202,6 +208,6 @@ def structures(task_model: Any, layers: tuple[str, ...], output: str) -> Structu
         for name, parameter in own.items():
             line = edges[-1] + torch.arange(parameter.shape[axis])
             names.append(name)
-            found.append(line.view([-1 if at == axis else 1 for at in range(parameter.ndim)]).expand_as(parameter))
+            lines.append(line.view([-1 if at == axis else 1 for at in range(parameter.ndim)]).expand_as(parameter))
         edges.append(edges[-1] + lengths.pop())
-    return Structures(tuple(names), torch.cat([line.reshape(-1) for line in found]), tuple(pairwise(edges)))
+    return Structures(tuple(names), torch.cat([line.reshape(-1) for line in lines]), tuple(pairwise(edges)))

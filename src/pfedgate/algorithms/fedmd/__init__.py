@@ -14,7 +14,7 @@ set, digests the last consensus, and does `adapt_epochs` on its own data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from pfedgate.algorithms import register
 from pfedgate.algorithms.fedmd.public import Public, Rows, pretrained, public
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import initial, module, skeleton
 from pfedgate.core.seeds import key
-from pfedgate.core.state import inside, under, weighted_mean
+from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, Round, State, Task, Update
-from pfedgate.training.fit import Batch, Fit, fit
-from pfedgate.training.scan import forward_flops, scan
+from pfedgate.training.fit import Batch, Fit, fit, forward_flops, scan
 
 SCORES, SUBSET = "scores", "subset"
 
@@ -46,7 +46,7 @@ class FedMD(Algorithm):
     digest_lr: float | None = 0.01  # smaller than the task's: logits are fitted, not classes; None: the task's
     digest_loss: str = "mae"  # official; "mse" in other implementations
     architectures: Sequence[Callable[[], nn.Module]] = ()  # instead of the task's model: each client has one of these
-    adapt_epochs: int = 1  # of a novel client: the fine-tuning budget of all methods
+    adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper: ClassVar[str] = "Li and Wang 2019, FedMD: Heterogenous Federated Learning via Model Distillation"
     shares: ClassVar[str] = "scores on public samples"
@@ -59,27 +59,27 @@ class FedMD(Algorithm):
 
     @classmethod
     def example(cls, task: Task) -> FedMD:
-        """Few public samples."""
+        """An instance with few public samples."""
         return cls(task, align=24, pretrain_epochs=1)
 
     def init_server(self, seed: int) -> State:
-        """No consensus yet."""
+        """Nothing: there is no consensus before the first round."""
         return {}
 
     def init_client(self, got: State, local: Local) -> State:
         """The client's model, after its training on public samples."""
-        task, known = self._task(local.card), self._public(local)
-        if not self.align or not known.classes or not self.pretrain_epochs:
+        task, samples = self._task(local.card), self._public(local)
+        if not self.align or not samples.classes or not self.pretrain_epochs:
             return under("model/", initial(task, local.round.seed))
-        settings = (task, known, local.round.seed, self.pretrain_epochs, local.device, local.prepare)
+        settings = (task, samples, local.round.seed, self.pretrain_epochs, local.device, local.prepare)
         return under("model/", pretrained(*settings))
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Digest, revisit, and say what the model thinks of the next subset."""
         task, model = self._task(local.card), inside("model/", private)
         digested = self._digest(got, model, local)
-        done = fit(task, digested.state if digested else model, local, memory=private)
-        private = {**under("model/", done.state), **done.memory}
+        done = fit(task, digested.state if digested else model, local)
+        private = under("model/", done.state)
         flops = done.flops + (digested.flops if digested else 0.0)
         metrics = {"loss": done.loss} | ({"digest_loss": digested.loss} if digested else {})
         if not (subset := self._subset(local, local.round.index + 1)).n:
@@ -101,10 +101,10 @@ class FedMD(Algorithm):
         return fit(self._task(local.card), model, local, part=self._subset(local, int(got[SUBSET])), stream="digest",
                    objective=objective, epochs=self.digest_epochs, lr=self.digest_lr)  # fmt: skip
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> WeightedMean:
         """The mean of the scores, for the next round."""
-        merged = weighted_mean({}, updates)
-        return {**merged, SUBSET: torch.tensor(round.index + 1)} if merged else {}
+        following = {SUBSET: torch.tensor(round.index + 1)}
+        return WeightedMean({}, finish=lambda scores: {**scores, **following} if scores else {})
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client learns from the public set, from the others and from its own data."""
@@ -114,11 +114,11 @@ class FedMD(Algorithm):
         return under("model/", done.state)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's own model."""
+        """The client's model, of its own architecture."""
         return module(self._task(card), inside("model/", private))
 
     def check(self, got: State, update: Update) -> str | None:
-        """Scores as everybody's."""
+        """Scores of the shape that all clients send, and nothing else."""
         if set(update.shared) - {SCORES}:
             return f"only {SCORES!r} may be sent, got {sorted(update.shared)}"
         return super().check(got, update) if SCORES in got else None
@@ -136,6 +136,6 @@ class FedMD(Algorithm):
 
     def _subset(self, local: Local, index: int) -> Rows:
         """The samples that everybody looks at for this round."""
-        known = self._public(local)
-        order = torch.randperm(known.n, generator=replace(local.round, index=index).generator("public"))
-        return known.part(order[: self.align])
+        samples = self._public(local)
+        order = torch.randperm(samples.n, generator=replace(local.round, index=index).generator("public"))
+        return samples.part(order[: self.align])

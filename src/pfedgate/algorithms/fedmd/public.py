@@ -28,8 +28,8 @@ from pfedgate.core.seeds import generator
 from pfedgate.core.types import Card, Local, Round, State, Task
 from pfedgate.training.fit import fit
 
-SAMPLES = 600  # of the sets made here: enough to agree on, quick to look at
-MOST = 20_000  # of a data set by name
+SAMPLES = 600  # samples in the sets drawn here: enough to agree on, quick to look at
+MOST = 20_000  # at most so many samples of a data set by name
 EMBEDDED = ("auto", "glyphs", "photos", "noise")
 FIXES = ("transpose", "invert")
 # Digits of 5×7 dots, a row of five bits each.
@@ -50,7 +50,7 @@ class Public:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """The number of public samples."""
         return len(self.x)
 
     @property
@@ -65,11 +65,11 @@ class Public:
 
     def without(self, federation: Any) -> Public:
         """Leave out what any client has: same bytes, same sample (EMNIST and FEMNIST share pictures)."""
-        known = set()
+        prints = set()
         for client in [*federation.clients, *federation.novel]:
             for part in ("train", "val", "test"):
-                known.update(_prints(federation.part(client, part).x))
-        keep = torch.tensor([one not in known for one in _prints(self.x)], dtype=torch.bool)
+                prints.update(_prints(federation.part(client, part).x))
+        keep = torch.tensor([one not in prints for one in _prints(self.x)], dtype=torch.bool)
         return Public(self.x[keep], None if self.y is None else self.y[keep], self.name)
 
 
@@ -82,7 +82,7 @@ class Rows:
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """The number of public samples."""
         return len(self.y)
 
 
@@ -106,8 +106,8 @@ def _public(name: str, shape: tuple[int, ...], dtype: torch.dtype, tokens: int, 
     from pfedgate.data import DATASETS
 
     base, *fixes = name.split("+")
-    if base not in (known := (*EMBEDDED, *DATASETS)):
-        raise ValueError(unknown("public data", base, known))
+    if base not in (*EMBEDDED, *DATASETS):
+        raise ValueError(unknown("public data", base, [*EMBEDDED, *DATASETS]))
     for fix in fixes:
         if fix not in FIXES:
             raise ValueError(f"public data {name!r}: {unknown('change', fix, FIXES)}")
@@ -207,11 +207,11 @@ class WithHead:
 
 @lru_cache(maxsize=8)
 def pretrained(
-    task: Task, known: Public, seed: int, epochs: int, device: torch.device, prepare: Callable[[Tensor], Tensor]
+    task: Task, samples: Public, seed: int, epochs: int, device: torch.device, prepare: Callable[[Tensor], Tensor]
 ) -> State:
-    """The initial model, trained on the public set under a head of its own; the same for all, so made once."""
-    layer, part = parts.head_layer(task), known.part()
-    other = replace(task, model=WithHead(task.model, layer, known.classes))
+    """The initial model, trained on the public set under a head of its own, cached because all clients share it."""
+    layer, part = parts.head_layer(task), samples.part()
+    other = replace(task, model=WithHead(task.model, layer, samples.classes))
     everybody = Local(Card("public", part.n), part, part, Round(seed=seed), device, prepare)
     done = fit(other, initial(other, seed), everybody, epochs=epochs, stream="public")
     own = {name: value for name, value in done.state.items() if name not in parts.layers(task)[layer]}

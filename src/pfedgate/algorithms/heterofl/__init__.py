@@ -17,7 +17,7 @@ keep their running statistics (official: static). A novel client is scored as it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms import register
-from pfedgate.algorithms.heterofl.narrow import INNER, ElementMean, Narrow, width_for
+from pfedgate.algorithms.heterofl.narrow import INNER, LABELS, ElementMean, Narrow, width_for
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import module
@@ -34,7 +34,7 @@ from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import Batch, fit
 
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
-LABELS, WHOLE = "labels", "whole/"
+WHOLE = "whole/"
 
 
 @register("heterofl")
@@ -47,7 +47,7 @@ class HeteroFL(Algorithm):
     label_mask: str = "none"  # "train": logits of classes the client lacks are 0 in training; "both": when scored, too
     unweighted: bool = False  # official: every client counts the same
     scored: str = "own"  # the client's own part, or "global": the whole model (official)
-    adapt_epochs: int = 0  # of a novel client; 0: scored as it is
+    adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
     paper: ClassVar[str] = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
     shares: ClassVar[str] = "the first units of every layer, as many as the budget allows"
@@ -55,16 +55,15 @@ class HeteroFL(Algorithm):
 
     def __post_init__(self) -> None:
         choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"], "scored": ["own", "global"]}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known and (name, value) != ("level", None):
-                raise ValueError(f"{name}: {unknown('value', str(value), known)}")
+        for name, words in choices.items():
+            if (value := getattr(self, name)) not in words and (name, value) != ("level", None):
+                raise ValueError(f"{name}: {unknown('value', str(value), words)}")
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
-        width = width_for(self.task, card.budget, "HeteroFL")
+        width = width_for(self.task, card.budget)
         width = LEVELS[self.level] if self.level is not None and card.budget != 1 else width
-        assert self.task.example is not None
-        return Narrow(self.task.model, self.task.example, width, self.scaler)
+        return Narrow(self.task.model, self.task.inputs, width, self.scaler)
 
     def send(self, server: State, card: Card, round: Round) -> State:
         """The client's part; beside it the whole model, if that is what will be scored."""
@@ -75,7 +74,7 @@ class HeteroFL(Algorithm):
         """The classes of the client's training data, if they are to mask others."""
         if self.label_mask == "none":
             return {}
-        if not (outputs := _outputs(narrow := self.width(local.card))):
+        if not (outputs := (narrow := self.width(local.card)).outputs):
             raise ValueError("label_mask needs a model that ends with a layer of one output per class")
         present = torch.zeros(narrow.plan.shapes[outputs[0]][0], dtype=torch.bool)
         present[local.train.y.cpu().long()] = True
@@ -91,22 +90,16 @@ class HeteroFL(Algorithm):
             return self.task.loss(torch.where(present, model(batch.x), 0.0), batch.y).mean()
 
         task = replace(self.task, model=narrow)
-        done = fit(task, under(INNER, state), local, objective=masked if labels else None, memory=private)
+        done = fit(task, under(INNER, state), local, objective=masked if labels else None)
         metrics = {**done.metrics, "density": narrow.density}
         weight = 1.0 if self.unweighted else local.n
-        return Update({**inside(INNER, done.state), **labels}, weight, metrics), {**done.memory, **labels}
+        return Update({**inside(INNER, done.state), **labels}, weight, metrics), labels
 
-    def merge(self, server: State, updates: Iterable[tuple[Card, Update]], round: Round) -> State:
+    def merger(self, server: State, round: Round) -> ElementMean:
         """Every element: the mean over the clients that have it; of an output, over those that have its label."""
         if self.unweighted and round.total is not None:
             raise ValueError("agg_norm='all' counts samples, unweighted=True does not: use one of them")
-        mean = ElementMean(server)
-        for card, update in updates:
-            narrow, shared = self.width(card), dict(update.shared)
-            labels = shared.pop(LABELS, None)
-            rows = None if labels is None else dict.fromkeys(_outputs(narrow), labels)
-            mean.add(narrow, shared, update.weight, rows)
-        return mean.result(round.total)
+        return ElementMean(server, self.width, round.total)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's part, tuned if wanted."""
@@ -132,11 +125,6 @@ class HeteroFL(Algorithm):
         return super().check(got, replace(update, shared={n: v for n, v in update.shared.items() if n != LABELS}))
 
 
-def _outputs(narrow: Narrow) -> list[str]:
-    """Parameters with one row per class."""
-    return sorted(narrow.plan.network.outputs) if narrow.plan.network else []
-
-
 class Masked(nn.Module):
     """Logits of absent classes set to 0 (not to minus infinity: as in the official code)."""
 
@@ -146,6 +134,6 @@ class Masked(nn.Module):
         self.register_buffer("present", present)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Logits, 0 for absent classes."""
         assert isinstance(self.present, Tensor)
         return torch.where(self.present, self.model(x), 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.core.modules import skeleton
-from pfedgate.core.types import Budget, State, Task
+from pfedgate.core.types import Budget, Card, Example, State, Task, Update
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.slicing.execute import Program, Sliced, cut
 from pfedgate.gating.splitters import split_model
 
 INNER = "model."  # where a narrow module holds the network's own names
+LABELS = "labels"  # which classes a client has, if it masks the others
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Narrow:
     """How to make the network of a width: `Narrow(...)()` is a module; equal ones share their workspace."""
 
     model: Any  # the task's
-    example: Tensor
+    example: Example
     width: float  # share of the units of every hidden layer, rounded up
     scaler: bool = False  # divide weights by the share of their inputs that are there
 
@@ -53,6 +54,11 @@ class Narrow:
         return plan.live(kept)
 
     @property
+    def outputs(self) -> list[str]:
+        """Parameters with one row per class."""
+        return sorted(self.plan.network.outputs) if self.plan.network else []
+
+    @property
     def density(self) -> float:
         """Its share of the parameters."""
         return float(self.live.density)
@@ -66,7 +72,11 @@ class Narrow:
         """Where the narrow tensor lies in the whole one, as an index; running statistics lie as their norm's scale."""
         live, norm = self.live, f"{name.rpartition('.')[0]}.weight"
         owner = name if name in self.plan.shapes else norm if "running_" in name else ""
-        lines = {axis: live.index(parts, torch.device("cpu")) for axis, parts in live.axes(owner)} if owner else {}
+        lines = (
+            {axis: live.index(parts, torch.device("cpu")) for axis, parts in live.extents[owner].missing}
+            if owner
+            else {}
+        )
         if len(lines) < 2:
             return tuple(lines.get(axis, slice(None)) for axis in range(max(lines, default=-1) + 1))
         return lines[0][:, None], lines[1]
@@ -106,52 +116,58 @@ class NarrowModel(nn.Module):
 
 
 class ElementMean:
-    """The mean of narrow States over those that have an element; what nobody has keeps the server's value."""
+    """The mean of narrow States over the clients that have an element; other elements keep the server's value.
 
-    def __init__(self, server: State) -> None:
-        self.server, self.rest = server, dict(server)
+    `width` gives a client's part of the model. With `total` (the weight of all clients) clients
+    that sent nothing count as unchanged.
+    """
+
+    def __init__(self, server: State, width: Callable[[Card], Narrow], total: float | None = None) -> None:
+        self.server, self.width, self.total, self.rest = server, width, total, dict(server)
         floats = {name: value for name, value in server.items() if value.is_floating_point()}
         self.sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in floats.items()}
         self.weights = {name: torch.zeros_like(value) for name, value in self.sums.items()}
 
-    def add(self, narrow: Narrow, state: State, weight: float, rows: Mapping[str, Tensor] | None = None) -> None:
-        """One client's values. `rows` says for some names which rows (of the whole tensor) count at all."""
-        for name, value in state.items():
+    def add(self, card: Card, update: Update) -> str | None:
+        """One client's values. If it sent its labels, rows of absent classes do not count."""
+        narrow, labels = self.width(card), update.shared.get(LABELS)
+        for name, value in update.shared.items():
+            if name == LABELS:
+                continue
             if name not in self.sums:
                 self.rest[name] = torch.maximum(self.rest[name], value)  # counters
                 continue
-            where, each = narrow.region(name), torch.tensor(weight, dtype=torch.float64)
+            where, each = narrow.region(name), torch.tensor(update.weight, dtype=torch.float64)
             if name not in narrow.plan.shapes:
                 value = value[where]  # statistics came whole, but nothing was seen of missing channels
-            if rows is not None and name in rows:
-                each = each * rows[name].double().view(-1, *[1] * (value.ndim - 1))
+            if labels is not None and name in narrow.outputs:
+                each = each * labels.double().view(-1, *[1] * (value.ndim - 1))
             self.sums[name][where] += value.double() * each
             self.weights[name][where] += each
+        return None
 
-    def result(self, total: float | None = None) -> State:
-        """The merged State; with `total` (the weight of all clients) those who sent nothing count as unchanged."""
+    def result(self) -> State:
+        """The server's State with every element that was sent replaced by its mean."""
         merged = dict(self.rest)
         for name, value in self.sums.items():
             old, weight = self.server[name], self.weights[name]
-            mean = value / weight if total is None else (value + old.double() * (total - weight)) / total
+            mean = value / weight if self.total is None else (value + old.double() * (self.total - weight)) / self.total
             merged[name] = torch.where(weight > 0, mean.to(old.dtype), old)
         return merged
 
 
-def width_for(task: Task, budget: Budget, who: str) -> float:
+def width_for(task: Task, budget: Budget) -> float:
     """The width that a client can afford.
 
     A number is a share of the parameters: the width whose own share is nearest (layers have whole units, so it may be
     a little more or less). Bounds by resource ({"flops": 0.3}) are kept: the largest width within all of them.
     """
-    if task.example is None:
-        raise ValueError(f"{who} finds the model's units from a batch: give the task an example (Task(example=...))")
     bounds = tuple(sorted(budget.items())) if isinstance(budget, Mapping) else float(budget)
-    return _width_for(task.model, task.example, bounds)
+    return _width_for(task.model, task.inputs, bounds)
 
 
 @lru_cache(maxsize=1024)
-def _width_for(task_model: Any, example: Tensor, bounds: float | tuple[tuple[str, float], ...]) -> float:
+def _width_for(task_model: Any, example: Example, bounds: float | tuple[tuple[str, float], ...]) -> float:
     plan = _plan(task_model, example)
     dense, found = plan.costs.dense(), [units.units for units in plan.cuts.values()]
     widths = sorted({(k + 1) / units for units in found for k in range(units)})
@@ -181,10 +197,10 @@ def _units(width: float, units: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _plan(task_model: Any, example: Tensor) -> BlockPlan:
+def _plan(task_model: Any, example: Example) -> BlockPlan:
     model = copy.deepcopy(skeleton(task_model))
     found = split_model(
-        model, example, "unit", blocks=2**62, smallest=0.0, keep_output=True, output_blocks=1
+        model, example.batch(), "unit", blocks=2**62, smallest=0.0, keep_output=True, output_blocks=1
     )  # every unit a block
     plan = BlockPlan(found, {name: tuple(p.shape) for name, p in model.named_parameters()}, "unit")
     if not plan.sliceable:

@@ -3,40 +3,42 @@
 Chen, Yao, Gao, Ding, Li: Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
 Shared: the model (theta). Private: the gate (phi), which sees a batch, weighs every block of the model and keeps the
 most important ones that fit the client's budget. A client uploads only what was live at least once in its round, and
-the server averages each part over the clients that sent it (Algorithm 1). With `own`, layers of the client's own are
-private too: the server never has them. A novel client trains these and its gate.
+the server averages each part over the clients that sent it (Algorithm 1). A novel client trains its gate.
 
 Where we depart, and why: docs/explanation/what-makes-gating-work.md (M around 1, normalisation over blocks, pooled
-features, unit blocks, a start from the client's labels; as published, the gate does not train). `variant="paper"` is
+features, unit blocks, a start from the client's labels). `variant="paper"` is
 literal.
+
+This file holds the method and its options, `personal` a client's gated model while it works and the start of its gate,
+and `tiles` how a model is cut into parts, which are sent and merged.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
+from pfedgate.algorithms.pfedgate import tiles as wire
 from pfedgate.algorithms.pfedgate.personal import (
     Personal,
     Setting,
     fresh_gate,
-    predicting,
     start_at_labels,
     wire_tiles,
     workspace,
 )
-from pfedgate.algorithms.pfedgate.sparse import SendsTiles
-from pfedgate.algorithms.pfedgate.tiles import BLOCKS, Tiles
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS, SparseMean, TileMean, Tiles
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import unknown
+from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import smallest_batch
-from pfedgate.core.state import inside, split, under
-from pfedgate.core.types import CPU, Card, Local, State, Update
-from pfedgate.gating.authors import deviations
+from pfedgate.core.state import flat, inside, pick, under
+from pfedgate.core.types import CPU, Card, Local, Round, State, Update
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.selection.budget import Budget
@@ -46,41 +48,28 @@ from pfedgate.training.workspace import Batch
 
 @register("pfedgate")
 @dataclass(frozen=True)
-class PFedGate(SendsTiles):
+class PFedGate(Algorithm):
     """Sparse personal models from a private gate."""
 
+    upload: float | None = None  # hard cap on the upload, as a share of the dense one; the rest is sent later
     gate_lr: float = 0.01  # eta of the paper; more makes gates fit a client's few samples instead of the client
-    resources: str = "all"  # what a plain number as budget binds: "all", or "params" (the paper's s)
-    split: str = "unit"
+    resources: str = "all"  # resources that a plain number as budget binds: "all", or "params" (the paper's s)
+    split: str = "unit"  # the kind of block: whole units can be skipped, not only masked
     blocks: int = 10  # B: with 5, s = .3 may leave one possible selection
     smallest: float = 0.05  # s_min: share of a layer that is always kept; with .1 more layers are cut in steps of four
     compensate: str = "sqrt"  # divide weights by the root of the live share of their inputs: sums keep their spread
     # A batch is computed in so many parts, each with its share of the activations: a budget on them then allows so many
     # times as much of the model. The gradient stays that of the batch (BatchNorm aside).
     microbatches: int = 1
-    straight_through: str = "full"
-    variant: str | None = None  # "paper": the published method, literally; "authors": as in their code, for bracketing
-    deviations: tuple[str, ...] = ()  # of the authors' code, by name or number, "-" to leave out (gating.authors)
-    shift: bool = False  # a private additive value per class, from the gate: adapts to the client's labels
-    # Private layers beside the gate, by name; "first": the first one, where clients differ in how things look.
-    own: parts.Names = ()
+    variant: str | None = None  # "paper": the published method, literally
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
-    ranking: Literal["nested", "random"] = "nested"  # of blocks at the start, see gating.ranking
-    ignore: float = 1.0  # logarithms of frequencies nearer to their mean than this tell nothing (log_frequencies)
-    pre_norm: bool = True  # this and the next four: switches of the gate, see GateConfig
-    post_norm: Literal["blocks", "batch", "none"] = "blocks"
-    activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
-    weight_range: float = 1.0
-    spread: float = 0.1  # of M around 1 at the start (GateConfig.initial_scale)
-    # Of M's path at the start: 0 starts M at 1, .85 at 1.4. Torch draws weights too small for ReLUs, so training from
-    # scratch begins faster; for a model that was trained before, give 0.
-    bias: float = 0.85
-    predict: str = "batch"  # the gate decides for a batch, or once per client ("client", from its training data)
-    common_init: bool = True  # all gates start alike, so that masks agree at first and differ by what they learn
-    gate_ones: bool = False  # gates start at M = 1 exactly
-    adapt_epochs: int = 1  # of the gate alone, for a novel client
+    adapt_epochs: int = 1  # a novel client's epochs, in which its gate alone is trained
+    # The gate's own switches (GateConfig), with two defaults for models that nobody has trained before. Ranking
+    # "nested": all clients begin with the same blocks. An initial_bias of .85 starts M at 1.4, because torch draws
+    # weights too small for ReLUs; it means the same M for a linear activation.
+    gate: GateConfig = field(default_factory=lambda: GateConfig(ranking="nested", initial_bias=0.85))
 
     paper: ClassVar[str] = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
     shares: ClassVar[str] = "the parts of the model that were live"
@@ -88,72 +77,106 @@ class PFedGate(SendsTiles):
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
-        if self.deviations and self.variant is None:
-            raise ValueError("deviations are from the paper: they need variant='paper' (add some) or 'authors'")
-        if self.ignore < 0:
-            raise ValueError(f"ignore is a difference of logarithms, at least 0, not {self.ignore}")
+        if self.variant not in (None, "paper"):
+            raise ValueError(unknown("variant", self.variant, ["paper"]))
         if not 1 <= self.microbatches <= self.task.batch:
             raise ValueError(
                 f"microbatches are parts of a batch of {self.task.batch}: 1 to that, not {self.microbatches}"
             )
         if self.microbatches > 1 and self.variant is not None:
-            raise ValueError("microbatches are ours: leave them out with variant='paper' or 'authors'")
-        if self._own and self.variant is not None:
-            raise ValueError("private layers are ours: leave own out with variant='paper' or 'authors'")
-        if not parts.rest(self.task, self._own):
-            raise ValueError("own names all layers, so nothing would be shared: name some, or use local_only")
+            raise ValueError("microbatches are ours: leave them out with variant='paper'")
         _ = self._setting  # a wrong name fails here, not on a client
 
-    def init_server(self, seed: int) -> State:
-        """The model, without layers of clients' own."""
-        return parts.init_shared(self.task, self._own, seed)
-
     def init_client(self, got: State, local: Local) -> State:
-        """A fresh gate."""
-        path = ("gate",) if self.common_init else ("gate", local.card.id)
+        """A fresh gate: all start alike, so that masks agree at first and differ by what they learn."""
         personal = self._workspace(local.device)
-        gate = fresh_gate(personal, self._budget(local.card), local.round.seed, *path)
-        if self.start == "labels" and not self.gate_ones and self.variant is None:
-            start_at_labels(personal, gate, local.train.y, self.ignore)
-        return {**under("gate/", gate), **parts.init_own(self.task, self._own, local.round.seed)}
+        gate = fresh_gate(personal, self._budget(local.card), local.round.seed, "gate")
+        if self.start == "labels" and self.gate.init != "ones" and self.variant is None:
+            start_at_labels(personal, gate, local.train.y)
+        return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local)
-        loss, live, memory = self._fit(personal, private, local)
-        packed, residual = self.pack(got, personal.vector(self._own), live, private)
+        loss, live = self._fit(personal, local)
+        packed, residual = self.pack(got, personal.vector(), live, private)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
-        shared = {**packed, **split(personal.buffers_state(), self._own.__contains__)[1]}
-        return (
-            Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()}),
-            {**self._private(personal), **residual, **under("optim/", memory)},
-        )
+        shared = {**packed, **personal.buffers_state()}
+        update = Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()})
+        return update, {**under("gate/", personal.gate_state()), **residual}
+
+    def _fit(self, personal: Personal, local: Local) -> tuple[float, Tensor]:
+        """Train: the loss, and the tiles that were live.
+
+        A method of its own, so that momentum of the model's size is gone before the upload is packed.
+        """
+        stepper = self._stepper(personal, local)
+        loss, _ = loop(self.task, local, lambda batch: personal.step(stepper, self.task.loss, batch, self._size))
+        return loss, personal.live_tiles(stepper)
+
+    def pack(self, got: State, vector: Tensor, ids: Tensor, private: State) -> tuple[State, State]:
+        """The upload of a trained `vector`, and under a cap the rest, which stays private for later.
+
+        Tiles travel as values, or under a cap as differences to what the client got, because what is left behind now
+        must add up later.
+        """
+        if self.upload is None:
+            return wire.pack_tiles(vector, ids, self.tiles), {}
+        difference = vector.cpu() - flat(pick(got, self.names)).cpu()
+        difference = difference + private.get("residual", torch.zeros_like(difference))
+        waiting = torch.zeros(self.tiles.count, dtype=torch.bool)
+        waiting[ids] = True
+        waiting[self.tiles.owner[difference != 0]] = True
+        room = int(self.upload * 4 * self.tiles.length)
+        ids, residual = wire.cap_upload(difference, waiting.nonzero()[:, 0], self.tiles, room)
+        return wire.pack_tiles(difference, ids, self.tiles), {"residual": residual}
+
+    def merger(self, server: State, round: Round) -> SparseMean:
+        """Each tile: the mean over the clients that sent it, weights renormalised; an unsent one is unchanged."""
+        vector = flat(pick(server, self.names))
+        mean = TileMean(vector, self.tiles, delta=self.upload is not None, total=round.total)
+        buffers = {name: value for name, value in server.items() if name not in set(self.names)}
+        return SparseMean(server, self.names, mean, WeightedMean(buffers, round.total))
+
+    def landed(self, got: State, update: Update) -> State:
+        """The client's copy after training: the tiles it sent, in their places."""
+        vector = flat(pick(got, self.names)).cpu()
+        if self.upload is not None:
+            vector = vector + wire.unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
+        else:
+            vector = wire.unpack_tiles(update.shared, self.tiles, vector)
+        return {**got, **wire.shaped(vector, self.names, got), **wire.beside(update)}
+
+    def check(self, got: State, update: Update) -> str | None:
+        """Block ids in range and unique, as many values as they need; buffers as sent."""
+        buffers = Update(wire.beside(update), update.weight)
+        return wire.fault_in_tiles(update.shared, self.tiles) or super().check(got, buffers)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
-        """A novel client trains its gate, and layers of its own; the shared model stays as it is."""
-        personal, own = self._load(got, private, local), parts.parameters(self.task, self._own)
+        """A novel client trains its gate; the shared model stays as it is."""
+        personal = self._load(got, private, local)
         stepper = self._stepper(personal, local)
 
         def step(batch: Batch) -> Tensor:
-            return personal.step_gate(stepper, self.task.loss, batch, self._size, own)
+            return personal.step_gate(stepper, self.task.loss, batch, self._size)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
-        return self._private(personal)
+        return under("gate/", personal.gate_state())
 
     def personalise(self, got: State, private: State, local: Local) -> State:
-        """With predict="client": what the gate makes of all of the client's training data."""
-        if self.predict == self._setting.gate.scope:
+        """With gate.scope="client": what the gate makes of all of the client's training data."""
+        if self.gate.scope != "client":
             return private
-        personal = self._workspace(local.device, predicting(self._setting, self.predict))
+        personal = self._workspace(local.device, self._predicting)
         gate = {**personal.gate_state(), **inside("gate/", private)}
-        personal.load(parts.join(got, private), gate, self._budget(local.card))
+        personal.load(got, gate, self._budget(local.card))
         personal.remember(self.task, local)
-        return self._private(personal)
+        return under("gate/", personal.gate_state())
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
-        personal = self._workspace(setting=predicting(self._setting, self.predict))
-        personal.load(parts.join(got, private), inside("gate/", private), self._budget(card))
+        personal = self._workspace(setting=self._predicting)
+        personal.load(got, inside("gate/", private), self._budget(card))
         return personal.copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
@@ -162,70 +185,49 @@ class PFedGate(SendsTiles):
         assert isinstance(personal, Personal)
         gated = personal.gated
         with torch.no_grad():
-            chosen, _ = gated.select(local.prepare(local.train.x[:512]))  # more would hardly move a mean
+            selection, _ = gated.select(local.prepare(local.train.x[:512]))  # more would hardly move a mean
         return {
             "blocks": [block.name for block in gated.plan.blocks],
-            "kept": chosen.kept,
-            "weights": chosen.weights.numpy(),
-            "importance": chosen.importance.numpy(),
-            "density": chosen.density,
+            "kept": selection.kept,
+            "weights": selection.weights.numpy(),
+            "importance": selection.importance.numpy(),
+            "density": selection.density,
         }
 
     # -- parts
-    def _fit(self, personal: Personal, private: State, local: Local) -> tuple[float, Tensor, State]:
-        """Train: the loss, the tiles that were live, what the optimiser keeps for the next round.
-
-        A method of its own, so that momentum of the model's size is gone before the upload is packed.
-        """
-        stepper = self._stepper(personal, local)
-        stepper.recall(inside("optim/", private))
-        joint = "bi_level" not in (self._setting.deviations or ())
-        if not joint:
-            loop(self.task, local, lambda batch: personal.step_gate(stepper, self.task.loss, batch))
-        step = personal.step if joint else personal.step_model
-        loss, _ = loop(self.task, local, lambda batch: step(stepper, self.task.loss, batch, self._size))
-        memory = stepper.memory() if self.task.optim.persist_momentum else {}
-        return loss, personal.live_tiles(stepper, self._own), memory
-
     def _stepper(self, personal: Personal, local: Local) -> LiveOptimizer:
         optim, factor = self.task.optim, local.round.factor
         return personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
 
-    def _private(self, personal: Personal) -> State:
-        return {**under("gate/", personal.gate_state()), **under(parts.OWN, personal.part(self._own))}
-
     @property
     def names(self) -> tuple[str, ...]:
         """The shared parameters, in the order of the plan."""
-        return tuple(name for name in self._workspace().names if name not in self._own)
+        return self._workspace().names
 
     @property
     def tiles(self) -> Tiles:
         """What a block of units writes, cut by what it reads."""
-        return wire_tiles(self._workspace().gated.plan, self._own)
-
-    @property
-    def _own(self) -> parts.Part:
-        names = tuple(parts.layers(self.task))[:1] if self.own == "first" else self.own
-        return parts.choose(self.task, names, "own ('first' or layers)")
+        return wire_tiles(self._workspace().gated.plan)
 
     @property
     def _setting(self) -> Setting:
-        options: dict[str, Any] = {"split": self.split, "blocks": self.blocks, "smallest": self.smallest,
-                   "compensate": self.compensate, "straight_through": self.straight_through}  # fmt: skip
-        around_one = self.variant is None and self.activation in ("centred", "linear")
-        # M = 2 sigmoid(bias) at the start, also without the sigmoid.
-        bias = self.bias if self.activation == "centred" else math.tanh(self.bias / 2) / self.weight_range
-        gate = GateConfig(self.pre_norm, self.post_norm, self.activation, self.weight_range, shift=self.shift,
-                          init="ones" if self.gate_ones else "random",
-                          initial_scale=self.spread if around_one else 1.0,
-                          ranking=self.ranking if self.variant is None else "random",
-                          initial_bias=bias if around_one else 0.0)  # fmt: skip
-        if self.variant == "paper" and not self.deviations:
-            options, gate = {"variant": self.variant}, replace(gate, post_norm="batch", activation="sigmoid")
-        elif self.variant is not None:
-            return Setting(gate, deviations=deviations(self.variant, self.deviations))
-        return Setting(gate, tuple(sorted(options.items())))
+        """How models are gated in training, where every batch decides for itself."""
+        gate = replace(self.gate, scope="batch")
+        if self.variant == "paper":
+            gate = replace(gate, post_norm="batch", activation="sigmoid", ranking="random")
+        if gate.activation == "linear":  # M = 2 sigmoid(bias) at the start, also without the sigmoid
+            gate = replace(gate, initial_bias=math.tanh(gate.initial_bias / 2) / gate.weight_range)
+        elif gate.activation != "centred":  # M does not start around 1, as published
+            gate = replace(gate, initial_scale=1.0, initial_bias=0.0)
+        if self.variant == "paper":
+            return Setting(gate, (("variant", "paper"),))
+        names = ("blocks", "compensate", "smallest", "split")
+        return Setting(gate, tuple((name, getattr(self, name)) for name in names))
+
+    @property
+    def _predicting(self) -> Setting:
+        setting = self._setting
+        return replace(setting, gate=replace(setting.gate, scope=self.gate.scope))
 
     def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
         return workspace(self.task, setting or self._setting, device)
@@ -247,5 +249,5 @@ class PFedGate(SendsTiles):
 
     def _load(self, got: State, private: State, local: Local) -> Personal:
         personal = self._workspace(local.device)
-        personal.load(parts.join(got, private), inside("gate/", private), self._budget(local.card))
+        personal.load(got, inside("gate/", private), self._budget(local.card))
         return personal

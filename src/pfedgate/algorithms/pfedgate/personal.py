@@ -7,9 +7,9 @@ per model and setting. It is working memory only: `load` overwrites every parame
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import pfedgate.gating.wrap as gating
 from pfedgate.algorithms.pfedgate.tiles import Tiles
 from pfedgate.core.modules import persistent_buffers
 from pfedgate.core.seeds import generator, seeded
 from pfedgate.core.state import flat, pick
-from pfedgate.core.types import Local, Loss, Optim, State, Task
-from pfedgate.gating.authors import AuthorsModel, authors_gate
+from pfedgate.core.types import Example, Local, Loss, Optim, State, Task
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.start import rank
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.optimizer import LiveOptimizer
-from pfedgate.gating.plan_tiles import PlanTiles
+from pfedgate.gating.plan import PlanTiles
 from pfedgate.gating.selection.budget import Budget
+from pfedgate.gating.wrap import gate
 from pfedgate.training.fit import loop
 from pfedgate.training.workspace import Batch, flops_per_sample
 
@@ -39,18 +39,15 @@ class Setting:
 
     gate: GateConfig = field(default_factory=GateConfig)
     options: tuple[tuple[str, Any], ...] = ()  # the others, sorted: hashable, so that workspaces can be found again
-    deviations: frozenset[str] | None = None  # from the paper, as in the authors' code (see gating.authors)
 
-    def build(self, model: nn.Module, example: Tensor) -> gating.GatedModel:
-        if self.deviations is not None:
-            return authors_gate(model, example, self.deviations, self.gate)
-        return gating.gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
+    def build(self, model: nn.Module, example: Tensor) -> GatedModel:
+        return gate(model, example, budget=1.0, gate=self.gate, **dict(self.options))
 
 
 class Personal(nn.Module):
     """A gated model that knows where its numbers come from and counts what it spends."""
 
-    def __init__(self, gated: gating.GatedModel, task_model: Any) -> None:
+    def __init__(self, gated: GatedModel, task_model: Any) -> None:
         super().__init__()
         self.gated, self.task_model = gated, task_model
         self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
@@ -65,7 +62,7 @@ class Personal(nn.Module):
             own = {**dict(target.named_parameters()), **persistent_buffers(target)}
             for name, value in own.items():
                 value.copy_(pick(state, [name])[name])
-        self.gated.leaves, self.gated.last = None, None
+        self.gated.last = None
         self.gated.rebudget(budget)
         self.gated.train()
         self._clear()
@@ -73,17 +70,12 @@ class Personal(nn.Module):
     def gate_state(self) -> State:
         return {name: value.detach().clone() for name, value in self.gated.gate.state_dict().items()}
 
-    def vector(self, without: Collection[str] = ()) -> Tensor:
-        """theta as one vector, in the order of the plan, but for some parameters."""
-        return flat({name: p.detach() for name, p in self.gated.model.named_parameters() if name not in without})
+    def vector(self) -> Tensor:
+        """theta as one vector, in the order of the plan."""
+        return flat({name: p.detach() for name, p in self.gated.model.named_parameters()})
 
     def buffers_state(self) -> State:
         return {name: value.clone() for name, value in persistent_buffers(self.gated.model).items()}
-
-    def part(self, names: Collection[str]) -> State:
-        """Some of the model's parameters and buffers."""
-        own = {**dict(self.gated.model.named_parameters()), **persistent_buffers(self.gated.model)}
-        return {name: value.detach().clone() for name, value in own.items() if name in names}
 
     # -- work
     def optimizer(self, optim: Optim, *, lr: float, gate_lr: float) -> LiveOptimizer:
@@ -106,24 +98,14 @@ class Personal(nn.Module):
         self._count(batch)
         return value
 
-    def step_gate(
-        self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None, own: Collection[str] = ()
-    ) -> Tensor:
-        """One step of the gate, and of a client's own parameters, on a model that stands still otherwise."""
+    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
+        """One step of the gate alone, on a model that stands still."""
         optimizer.zero_grad()
-        with _frozen(self.gated.model, own):
+        with _frozen(self.gated.model):
             value = self._backward(loss, batch, size)
-        if own:
-            optimizer.step()
-        else:
-            optimizer.step_gate()
+        optimizer.step_gate()
         self._count(batch)
         return value
-
-    def step_model(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
-        """One step of the model alone, under a gate that stands still."""
-        with _frozen(self.gated.gate):
-            return self.step(optimizer, loss, batch, size)
 
     def _backward(self, loss: Loss, batch: Batch, size: int | None) -> Tensor:
         """Gradients of the batch's mean loss; the loss, detached."""
@@ -139,24 +121,21 @@ class Personal(nn.Module):
             values.append(value.detach())
         return torch.stack(values).sum()
 
-    def live_tiles(self, optimizer: LiveOptimizer, without: frozenset[str] = frozenset()) -> Tensor:
-        """Tiles that were live in at least one step, but for those of some parameters."""
-        tiles = plan_tiles(self.gated.plan, without)
-        if isinstance(self.gated, AuthorsModel) and "dense_upload" in self.gated.chosen:
-            return torch.arange(tiles.count)
-        kept = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
-        return torch.from_numpy(tiles.live(kept))
+    def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
+        """Tiles that were live in at least one step."""
+        masks = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
+        return torch.from_numpy(plan_tiles(self.gated.plan).live(masks))
 
     def remember(self, task: Task, local: Local) -> None:
         """Show the gate all of the client's training data, for decisions per client."""
-        seen: list[Tensor] = []
+        batches: list[Tensor] = []
 
         def keep(batch: Batch) -> Tensor:
-            seen.append(batch.x)
+            batches.append(batch.x)
             return batch.x.new_zeros(())
 
         loop(task, local, keep, epochs=1, stream="remember")
-        self.gated.gate.remember(seen)
+        self.gated.gate.remember(batches)
 
     def copy(self) -> Personal:
         """A module of its own with these values, in evaluation mode; the plan is shared, it never changes."""
@@ -189,40 +168,36 @@ class Personal(nn.Module):
 
 
 @contextmanager
-def _frozen(model: nn.Module, but: Collection[str] = ()) -> Iterator[None]:
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in but)
+def _frozen(model: nn.Module) -> Iterator[None]:
+    model.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in model.parameters():
-            parameter.requires_grad_(True)
+        model.requires_grad_(True)
 
 
 def workspace(task: Task, setting: Setting, device: torch.device) -> Personal:
     """The process's workspace for this model and setting; its contents are whatever the last user left."""
-    if task.example is None:
-        raise ValueError("pFedGate plans its blocks from a batch: give the task an example (Task(example=...))")
-    return _workspace(task.model, task.example, setting, device)
+    return _workspace(task.model, task.inputs, setting, device)
 
 
 @lru_cache(maxsize=16)
-def _workspace(task_model: Any, example: Tensor, setting: Setting, device: torch.device) -> Personal:
+def _workspace(task_model: Any, example: Example, setting: Setting, device: torch.device) -> Personal:
     with seeded(0, "skeleton"):
         model: nn.Module = task_model()
-        return Personal(setting.build(model.to(device), example.to(device)), task_model)
+        return Personal(setting.build(model.to(device), example.batch().to(device)), task_model)
 
 
 @lru_cache(maxsize=16)
-def plan_tiles(plan: Any, without: frozenset[str] = frozenset()) -> PlanTiles:
-    """The tiles of a plan; made once."""
-    return PlanTiles(plan, without)
+def plan_tiles(plan: Any) -> PlanTiles:
+    """The tiles of a plan, computed once."""
+    return PlanTiles(plan)
 
 
 @lru_cache(maxsize=16)
-def wire_tiles(plan: Any, without: frozenset[str] = frozenset()) -> Tiles:
-    """The same for packing and merging."""
-    tiles = plan_tiles(plan, without)
+def wire_tiles(plan: Any) -> Tiles:
+    """The tiles of a plan in the form that packing and merging use."""
+    tiles = plan_tiles(plan)
     return Tiles.of(torch.from_numpy(tiles.owner), tiles.count)
 
 
@@ -233,17 +208,17 @@ def fresh_gate(personal: Personal, budget: Budget, seed: int, *path: str) -> Sta
     rank(gate, personal.gated.plan, budget, personal.gated.model)
     state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
     outputs = personal.gated.plan.class_blocks
-    if gate.config.initial_bias and gate.config.train_weights and outputs is not None:
+    if gate.config.initial_bias and outputs is not None:
         _offsets(state, gate.blocks)[torch.from_numpy(outputs)] = 0.0  # no ReLU follows: outputs start at M = 1
     return state
 
 
 def _offsets(gate: State, blocks: int) -> Tensor:
-    """Of a gate's State: what M's path adds for each block before the activation."""
+    """The entries of a gate's State that M's path adds for each block before the activation."""
     return gate["post_norm.bias"][0] if "post_norm.bias" in gate else gate["fc.bias"][:blocks]
 
 
-def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: float) -> None:
+def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
     """Let a new gate know how often its client has each class, as far as it can say so.
 
     The class shift starts at the logarithm of the frequencies (what Bayes' rule adds when only they differ between
@@ -253,10 +228,10 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor, ignore: flo
     classes = own.classes or (0 if blocks is None else len(blocks))
     if not classes or int(labels.max()) >= classes:
         return
-    logs = log_frequencies(labels, classes, ignore).to(gate["fc.bias"])
+    logs = log_frequencies(labels, classes).to(gate["fc.bias"])
     if own.classes:
         gate["fc.bias"][-classes:] = logs
-    elif own.config.train_weights and blocks is not None:
+    elif blocks is not None:
         weights = 2 * torch.sigmoid(logs)  # M around 1, also where no sigmoid makes it
         start = {"linear": (weights - 1) / own.config.weight_range, "none": weights}.get(own.config.activation, logs)
         _offsets(gate, own.blocks)[torch.from_numpy(blocks).to(logs.device)] = start
@@ -282,10 +257,3 @@ def log_frequencies(labels: Tensor, classes: int, ignore: float = 1.0) -> Tensor
     likelihood += (torch.lgamma(counts + each) - torch.lgamma(each)).sum(1)
     logs = (counts + each[int(likelihood.argmax())]).log()
     return nn.functional.softshrink(logs - logs.mean(), ignore)
-
-
-def predicting(setting: Setting, scope: str) -> Setting:
-    """The setting for prediction, when decisions are made in another scope than in training."""
-    if setting.gate.scope == scope:
-        return setting
-    return replace(setting, gate=replace(setting.gate, scope=scope))  # type: ignore[arg-type]

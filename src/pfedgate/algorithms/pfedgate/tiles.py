@@ -1,4 +1,4 @@
-"""Sparse updates: a model vector cut into tiles, of which a client sends some.
+"""Sparse updates: a model vector cut into tiles, of which a client sends some and the server averages each.
 
 A tile is any set of positions of the flat parameter vector (a block of units, a tile of a matrix, a slice).
 `Tiles.of(owner)` makes the cut from one number per position. A packed update is the State
@@ -15,12 +15,15 @@ True
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pfedgate.core.types import State
+from pfedgate.core.mergers import WeightedMean
+from pfedgate.core.state import unflat
+from pfedgate.core.types import Card, State, Update
 
 BLOCKS, VALUES = "blocks", "values"
 
@@ -41,12 +44,12 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        """Number of tiles."""
+        """The number of tiles in the cut."""
         return int(self.sizes.shape[0])
 
     @property
     def length(self) -> int:
-        """Length of the vector."""
+        """The length of the vector that is cut."""
         return int(self.order.shape[0])
 
     @property
@@ -74,10 +77,9 @@ class Tiles:
             yield starts[first], stops[after - 1]
 
 
-def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles, *, half: bool = False) -> State:
-    """These tiles of a vector as a sparse update; `half` sends float16 (meant for differences)."""
-    values = tiles.take(vector.detach().cpu(), ids)
-    return {BLOCKS: ids.to(torch.int32), VALUES: values.to(torch.float16 if half else torch.float32)}
+def pack_tiles(vector: Tensor, ids: Tensor, tiles: Tiles) -> State:
+    """These tiles of a vector as a sparse update."""
+    return {BLOCKS: ids.to(torch.int32), VALUES: tiles.take(vector.detach().cpu(), ids).to(torch.float32)}
 
 
 def unpack_tiles(packed: State, tiles: Tiles, into: Tensor) -> Tensor:
@@ -94,8 +96,8 @@ def fault_in_tiles(packed: State, tiles: Tiles) -> str | None:
     ids, values = packed[BLOCKS], packed[VALUES]
     if ids.dtype is not torch.int32 or ids.ndim != 1:
         return f"{BLOCKS!r} must be a list of int32, got {ids.dtype} {tuple(ids.shape)}"
-    if values.dtype not in (torch.float32, torch.float16) or values.ndim != 1:
-        return f"{VALUES!r} must be a list of float32 or float16, got {values.dtype} {tuple(values.shape)}"
+    if values.dtype is not torch.float32 or values.ndim != 1:
+        return f"{VALUES!r} must be a list of float32, got {values.dtype} {tuple(values.shape)}"
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= tiles.count):
         return f"block ids run from {int(ids.min())} to {int(ids.max())}, the model has 0 … {tiles.count - 1}"
     if len(torch.unique(ids)) != len(ids):
@@ -106,52 +108,54 @@ def fault_in_tiles(packed: State, tiles: Tiles) -> str | None:
     return None
 
 
-def merge_tiles(
-    server: Tensor,
-    updates: Iterable[tuple[float, State]],
-    tiles: Tiles,
-    *,
-    delta: bool = False,
-    total: float | None = None,
-) -> Tensor:
-    """Average each tile over the clients that sent it, weights renormalised; unsent tiles keep their bits.
+class TileMean:
+    """Average each tile of a vector over the clients that sent it; unsent tiles keep their bits.
 
-    `updates` are (weight, packed); values are new values, or differences to `server` with `delta`. With
-    `total` (the weight of all clients) clients that did not send a tile count as holding the server's.
+    Values are new values, or differences to `server` with `delta`. With `total` (the weight of all
+    clients) clients that did not send a tile count as holding the server's.
 
     The paper's example, four clients and three blocks (one number each, equal weights):
 
-    >>> tiles = Tiles.of(torch.arange(3))
-    >>> sent = [{0: 3.0, 2: 1.0}, {1: 5.0, 2: 1.0}, {0: 6.0, 1: 7.0}, {0: 9.0, 1: 9.0, 2: 4.0}]
-    >>> packed = [{"blocks": torch.tensor(list(s), dtype=torch.int32),
-    ...            "values": torch.tensor(list(s.values()))} for s in sent]
-    >>> merge_tiles(torch.zeros(3), [(1.0, p) for p in packed], tiles).tolist()
+    >>> mean = TileMean(torch.zeros(3), Tiles.of(torch.arange(3)))
+    >>> for sent in ({0: 3.0, 2: 1.0}, {1: 5.0, 2: 1.0}, {0: 6.0, 1: 7.0}, {0: 9.0, 1: 9.0, 2: 4.0}):
+    ...     blocks = torch.tensor(list(sent), dtype=torch.int32)
+    ...     mean.add({"blocks": blocks, "values": torch.tensor(list(sent.values()))}, 1.0)
+    >>> mean.result().tolist()
     [6.0, 7.0, 2.0]
     """
-    ordered = torch.zeros(tiles.length, dtype=torch.float64)  # tile after tile: what is sent lies in few long runs
-    weights = torch.zeros(tiles.count, dtype=torch.float64)
-    for weight, packed in updates:
-        # Ids are unique within an update: every position is added to once, in the order of clients.
-        into, values, taken = ordered.numpy(), packed[VALUES].double().numpy(), 0  # numpy: little to do per run
-        for start, stop in tiles.runs(packed[BLOCKS]):
+
+    def __init__(self, server: Tensor, tiles: Tiles, *, delta: bool = False, total: float | None = None) -> None:
+        self.server, self.tiles, self.delta, self.total = server, tiles, delta, total
+        # Tile after tile: what is sent lies in few long runs.
+        self._ordered = torch.zeros(tiles.length, dtype=torch.float64)
+        self._weights = torch.zeros(tiles.count, dtype=torch.float64)
+
+    def add(self, packed: State, weight: float) -> None:
+        """Add a packed update. Its ids are unique, so every position is added to once, in the order of clients."""
+        into, values, taken = self._ordered.numpy(), packed[VALUES].double().numpy(), 0  # numpy: little to do per run
+        for start, stop in self.tiles.runs(packed[BLOCKS]):
             into[start:stop] += values[taken : taken + stop - start] * weight
             taken += stop - start
-        weights[packed[BLOCKS].long()] += weight
-    sums, each = torch.empty_like(ordered), torch.empty_like(ordered)
-    sums[tiles.order] = ordered
-    each[tiles.order] = torch.repeat_interleave(weights, tiles.sizes, output_size=tiles.length)
-    old = server.detach().cpu().double()
-    if delta:
-        mean = old + sums / (each if total is None else total)
-    elif total is None:
-        mean = sums / each
-    else:
-        mean = (sums + old * (total - each)) / total
-    merged = torch.where(each > 0, mean.to(server.dtype), server.detach().cpu())
-    return merged.to(server.device)
+        self._weights[packed[BLOCKS].long()] += weight
+
+    def result(self) -> Tensor:
+        """The server's next vector, of its own dtype."""
+        tiles, total = self.tiles, self.total
+        sums, each = torch.empty_like(self._ordered), torch.empty_like(self._ordered)
+        sums[tiles.order] = self._ordered
+        each[tiles.order] = torch.repeat_interleave(self._weights, tiles.sizes, output_size=tiles.length)
+        old = self.server.detach().cpu().double()
+        if self.delta:
+            mean = old + sums / (each if total is None else total)
+        elif total is None:
+            mean = sums / each
+        else:
+            mean = (sums + old * (total - each)) / total
+        merged = torch.where(each > 0, mean.to(self.server.dtype), self.server.detach().cpu())
+        return merged.to(self.server.device)
 
 
-def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_bytes: int = 4) -> tuple[Tensor, Tensor]:
+def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int) -> tuple[Tensor, Tensor]:
     """Choose tiles whose ids and values fit into `room` bytes; return (their ids, what is left behind).
 
     Tiles with most squared change per byte go first, the lowest id on a tie, and smaller ones fill the rest.
@@ -168,14 +172,43 @@ def cap_upload(delta: Tensor, live: Tensor, tiles: Tiles, room: int, *, value_by
     energy = torch.zeros(tiles.count, dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(tiles.count), tiles.sizes, output_size=tiles.length)
     energy.index_add_(0, owner, change[tiles.order].square())
-    cost = 4 + value_bytes * tiles.sizes[live]
+    cost = 4 + 4 * tiles.sizes[live]  # an id and its values, four bytes each
     order = torch.argsort(energy[live] / cost, descending=True, stable=True)
-    chosen, left = [], room
+    fitting, left = [], room
     for tile, price in zip(live[order].tolist(), cost[order].tolist(), strict=True):
         if price <= left:
-            chosen.append(tile)
+            fitting.append(tile)
             left -= price
-    ids = torch.tensor(sorted(chosen), dtype=torch.int64)
+    ids = torch.tensor(sorted(fitting), dtype=torch.int64)
     rest = delta.clone()
     rest[tiles.positions(ids).to(delta.device)] = 0
     return ids, rest
+
+
+@dataclass(frozen=True)
+class SparseMean:
+    """A merger of tiles and of the buffers beside them."""
+
+    server: State
+    names: tuple[str, ...]  # the parameters that the tiles are cut from
+    tiles: TileMean
+    buffers: WeightedMean
+
+    def add(self, card: Card, update: Update) -> str | None:
+        """Tiles to tiles, buffers to buffers."""
+        self.tiles.add(update.shared, update.weight)
+        return self.buffers.add(card, Update(beside(update), update.weight))
+
+    def result(self) -> State:
+        """The server's State, parameters first."""
+        return {**shaped(self.tiles.result(), self.names, self.server), **self.buffers.result()}
+
+
+def shaped(vector: Tensor, names: Sequence[str], like: State) -> State:
+    """A vector as these parameters, with the shapes that they have in `like`."""
+    return unflat(vector, [(name, like[name].shape) for name in names])
+
+
+def beside(update: Update) -> State:
+    """The buffers, which travel beside the packed tiles."""
+    return {name: value for name, value in update.shared.items() if name not in (BLOCKS, VALUES)}

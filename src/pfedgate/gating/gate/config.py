@@ -14,7 +14,6 @@ _CHOICES = {
     "activation": ("centred", "linear", "sigmoid", "none"),
     "scope": ("batch", "sample", "client"),
     "init": ("random", "ones"),
-    "features": ("pooled", "patches"),
     "ranking": ("magnitude", "nested", "random"),
 }
 
@@ -28,7 +27,7 @@ class GateConfig:
     ValueError: GateConfig.scope: unknown value 'batches': did you mean 'batch'? Known: batch, client, sample
     """
 
-    # Normalise the input: clients differ in brightness and contrast, the gate should see what is left.
+    # Normalise the input: clients differ in brightness and contrast, the gate should see the rest.
     pre_norm: bool = True
     # Over the L blocks; "batch" (the paper's BatchNorm) hides the batch from a gate that averages over it.
     post_norm: Literal["blocks", "batch", "none"] = "blocks"
@@ -36,51 +35,42 @@ class GateConfig:
     # unbounded. "sigmoid" is the paper's M in (0, 1); "none" its ablation, M = z as it leaves the post-
     # norm. G is a sigmoid in all of them: it only ranks blocks, and the knapsack wants positive values.
     activation: Literal["centred", "linear", "sigmoid", "none"] = "centred"
-    # r above: M stays in (1 - r, 1 + r). 1 lets a block be switched off smoothly but never negated.
+    # The r above: M stays in (1 - r, 1 + r). 1 lets a block be switched off smoothly but never negated.
     weight_range: float = 1.0
     # 2: own paths for M and G, as published. 1: G = M, half the size (ablation).
     paths: Literal[1, 2] = 2
-    # One decision per batch, per sample, or per client (from the mean of all its training data, see
-    # remember()).
+    # One decision per batch, per sample, or per client (from the mean of all its training data: `Gate.remember`).
     scope: Literal["batch", "sample", "client"] = "batch"
-    # What is pooled: averages, or averages and standard deviations of each cell (twice the size).
-    features: Literal["pooled", "patches"] = "pooled"
-    # p x p cells of an image, p positions of a sequence, p values of a flat vector. None: the largest that
-    # keeps the gate within max_share and max_flops. 0: no pooling, the paper's flattened input.
+    # The gate sees averages over p x p cells of an image, p positions of a sequence, p values of a flat vector.
+    # None: the largest p that keeps the gate within max_share of the model, and within 2 % of its FLOPs.
+    # 0: no pooling, the paper's flattened input.
     pool: int | None = None
     # The paper's own figure for gate size / model size (6.3 %); more is stored, but hardly learned from.
     max_share: float = 0.063
-    # FLOPs of the gate / FLOPs of the model, per sample. Beyond 2 % they come out of the budget, and at a budget of 1
-    # there is nothing they could come out of.
-    max_flops: float = 0.02
     # Channels are the last dimension of the input ([N, T, C]) instead of the second.
     channels_last: bool = False
-    # A third, zero-initialised path to one additive value per class: adapts the outputs to the client's
-    # labels.
+    # A third, zero-initialised path to one additive value per class: it adapts the outputs to the client's labels.
     shift: bool = False
-    # "ones": M is exactly 1 for any input at first (with budget 1 the gated model is the wrapped one, bit
-    # for bit).
+    # "ones": M is exactly 1 for any input at first. With budget 1 the gated model is then the wrapped one, bit for bit.
     init: Literal["random", "ones"] = "random"
     # Initial spread of M's path after the post-norm (.1: M between about .9 and 1.1; 1: between about .3 and
     # 1.7, noise that the shared model would have to unlearn), and its offset (3 with "sigmoid": M starts near .95).
     initial_scale: float = 0.1
     initial_bias: float = 0.0
-    # In which order G ranks the blocks of a layer at first (see ranking.py); "random": by chance, other ones per batch.
+    # In which order G ranks the blocks of a layer at first (see start.py); "random": by chance, other ones per batch.
     ranking: Literal["magnitude", "nested", "random"] = "magnitude"
-    # False: M is the constant 1 and only the choice of blocks is learned (no parameters for M).
-    train_weights: bool = True
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
+        for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"GateConfig.{name}: {unknown('value', str(value), known)}")
+            if value not in choices:
+                raise ValueError(f"GateConfig.{name}: {unknown('value', str(value), choices)}")
         if self.paths not in (1, 2):
             raise ValueError(f"GateConfig.paths must be 1 or 2, got {self.paths}")
-        if self.max_share <= 0 or self.max_flops <= 0 or not 0 < self.weight_range <= 1:
+        if self.max_share <= 0 or not 0 < self.weight_range <= 1:
             raise ValueError(
-                "GateConfig needs max_share > 0, max_flops > 0 and 0 < weight_range <= 1 (M must not turn negative), "
-                f"got {self.max_share}, {self.max_flops} and {self.weight_range}"
+                "GateConfig needs max_share > 0 and 0 < weight_range <= 1 (M must not turn negative), "
+                f"got {self.max_share} and {self.weight_range}"
             )
         if self.pool is not None and self.pool < 0:
             raise ValueError(f"GateConfig.pool must be positive, 0 (none) or None (automatic), got {self.pool}")
@@ -88,8 +78,6 @@ class GateConfig:
             raise ValueError(f"GateConfig.weight_range has no meaning with activation={self.activation!r}")
         if self.init == "ones" and self.activation == "sigmoid":
             raise ValueError("a sigmoid at exactly 1 cannot learn: init='ones' needs activation='centred'")
-        if self.paths == 1 and not self.train_weights:
-            raise ValueError("paths=1 makes the importance M: train_weights=False leaves nothing to learn")
 
     @classmethod
     def paper(cls, **changes: object) -> GateConfig:

@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pfedgate.gating.gate.config import GateConfig
-from pfedgate.gating.gate.features import POOLS, Features, Reader, kind_of
-from pfedgate.gating.gate.norms import BlockNorm, SwitchableNorm
+from pfedgate.gating.gate.features import EPS, POOLS, Features, Reader, SwitchableNorm, fold, kind_of
 
-__all__ = ["Gate", "GateConfig", "GateOutput"]
+FLOPS = 0.02  # the gate's free share of the model's FLOPs; the plan takes more out of the budget
 
 
 class GateOutput(NamedTuple):
-    """What the gate decides, ``[L]`` and ``[classes]`` for a batch; with a leading ``N`` per sample."""
+    """The gate's decision, ``[L]`` and ``[classes]`` for a batch; with a leading ``N`` per sample."""
 
     weights: Tensor  # M
     importance: Tensor  # G
@@ -72,7 +72,7 @@ class Gate(nn.Module):
             raise ValueError("GateConfig.shift adds one value per class: pass classes=...")
         self.config, self.blocks, self.model_size, self.model_flops = config, blocks, model_size, model_flops
         self.classes = (classes or 0) if config.shift else 0
-        self.paths = config.paths if config.train_weights else 1  # learned ones: M and G, or one of them
+        self.paths = config.paths
         self.reader = self._fit(example, embedding)
         # Only scope "batch" may depend on who else is in the batch.
         track = config.scope == "batch"
@@ -92,28 +92,34 @@ class Gate(nn.Module):
             self.register_buffer("client_mean", torch.zeros(channels))
             self.register_buffer("client_var", torch.ones(channels))
             self.register_buffer("client_samples", torch.zeros((), dtype=torch.int64))
-        self._initialise(generator)
+        self.draw(generator)
+        if self.post_norm is not None:
+            with torch.no_grad():
+                scale, offset = self._start
+                self.post_norm.weight[0] *= scale
+                self.post_norm.bias[0] += offset
 
     @property
     def size(self) -> int:
-        """Number of private parameters."""
+        """Number of parameters, all of them private."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def flops(self) -> float:
-        """Per sample, forward."""
+        """FLOPs of a forward pass per sample."""
         return self._flops_with(self.reader)
 
     def forward(self, x: Tensor) -> GateOutput:
         """M, G and the class shift for this batch (means over it), or for the client if that is the scope."""
-        return self.decide(self.remembered() if self.config.scope == "client" else self.read(x))
+        client = self.config.scope == "client"
+        return self.decide(self.remembered() if client else self.reader(x, self.fc.weight.dtype))
 
     def per_sample(self, x: Tensor) -> GateOutput:
         """The same before the mean over the batch: ``[N, L]`` and ``[N, classes]``."""
         return self.decide(self.read(x), mean=False)
 
     def read(self, x: Tensor) -> Features:
-        """What the gate sees of a batch. No parameter is involved: it may be kept for the next epoch."""
+        """The features of a batch. No parameter is involved: it may be kept for the next epoch."""
         return self.reader(x, self.fc.weight.dtype)
 
     def decide(self, seen: Features, *, mean: bool = True) -> GateOutput:
@@ -127,17 +133,9 @@ class Gate(nn.Module):
         z = z.reshape(len(z), self.paths, self.blocks)
         if self.post_norm is not None:
             z = self.post_norm(z)
-        weights, importance = self._activate(z, mean)
-        return GateOutput(weights, importance, shift)
-
-    def _activate(self, z: Tensor, mean: bool) -> tuple[Tensor, Tensor]:
-        """M and G from the learned paths ``z [N, paths, L]``."""
-        config = self.config
-        bounded = torch.sigmoid(z)
-        paths = bounded.mean(0) if mean else bounded.movedim(1, 0)
-        weights, importance = paths.unbind(0) if len(paths) == 2 else (paths[0], paths[0])
-        if not config.train_weights:
-            return torch.ones_like(importance), importance
+        config, bounded = self.config, torch.sigmoid(z)
+        paths = (bounded.mean(0) if mean else bounded.movedim(1, 0)).unbind(0)
+        weights, importance = paths[0], paths[-1]
         if config.activation in ("linear", "none"):
             weights = z[:, 0].mean(0) if mean else z[:, 0]
         if config.activation == "centred":
@@ -145,7 +143,7 @@ class Gate(nn.Module):
             weights = 2 * weights if config.weight_range == 1 else 1 + 2 * config.weight_range * (weights - 0.5)
         elif config.activation == "linear":
             weights = 1 + config.weight_range * weights
-        return weights, weights if config.paths == 1 else importance
+        return GateOutput(weights, weights if self.paths == 1 else importance, shift)
 
     @torch.no_grad()
     def remember(self, batches: Iterable[Tensor]) -> None:
@@ -184,15 +182,19 @@ class Gate(nn.Module):
     def _fit(self, example: Tensor, embedding: nn.Embedding | None) -> Reader:
         """The reader with the largest pooling that keeps the gate within its shares of the model's size and FLOPs."""
         config = self.config
-        pools = POOLS[kind_of(example)] if config.pool is None else (config.pool,)
-        patches, last = config.features == "patches", config.channels_last
-        for pool in pools:
-            reader = Reader(example, pool, embedding=embedding, patches=patches, channels_last=last)
-            size = self._size_with(reader)
+        for pool in POOLS[kind_of(example)] if config.pool is None else (config.pool,):
+            reader = Reader(example, pool, embedding=embedding, channels_last=config.channels_last)
+            # 2 d_X L and a few: biases, post-norm, switchable norm, class shift.
+            outputs = self.paths * self.blocks
+            size = (reader.features + 1) * (outputs + self.classes)
+            if config.post_norm != "none":
+                size += 2 * outputs
+            if config.pre_norm:
+                size += 2 * reader.channels + (4 if reader.norm_rank == 2 else 6)
             fits = size <= config.max_share * self.model_size
-            if fits and self._flops_with(reader) <= config.max_flops * self.model_flops:
+            if fits and self._flops_with(reader) <= FLOPS * self.model_flops:
                 return reader
-        if fits:  # the plan takes what is too much from the budget
+        if fits:  # the plan takes the FLOPs beyond that from the budget
             return reader
         warnings.warn(
             f"the gate has {size:,} parameters, {size / self.model_size:.1%} of the model's "
@@ -202,16 +204,6 @@ class Gate(nn.Module):
         )
         return reader
 
-    def _size_with(self, reader: Reader) -> int:
-        """2 d_X L and a few: biases, post-norm, switchable norm, class shift."""
-        outputs = self.paths * self.blocks
-        size = (reader.features + 1) * (outputs + self.classes)
-        if self.config.post_norm != "none":
-            size += 2 * outputs
-        if self.config.pre_norm:
-            size += 2 * reader.channels + (4 if reader.norm_rank == 2 else 6)
-        return size
-
     def _flops_with(self, reader: Reader) -> float:
         """Per sample: one product for all paths, and the mixture of two or three means and variances."""
         statistics = min(reader.norm_rank, 3) if self.config.pre_norm else 0
@@ -220,13 +212,13 @@ class Gate(nn.Module):
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None) -> Gate:
         """Draw the weights anew, from ``generator`` alone: another client's gate, otherwise like this one."""
-        config, learned = self.config, self.paths * self.blocks
+        learned = self.paths * self.blocks
         bound = self.reader.features**-0.5  # torch's own rule for Linear, but from `generator`
         self.fc.weight.uniform_(-bound, bound, generator=generator)
         self.fc.bias.uniform_(-bound, bound, generator=generator)
         self.fc.weight[learned:] = 0
         self.fc.bias[learned:] = 0
-        if config.train_weights and self.post_norm is None:
+        if self.post_norm is None:
             scale, offset = self._start
             self.fc.weight[: self.blocks] *= scale
             self.fc.bias[: self.blocks] *= scale
@@ -240,17 +232,53 @@ class Gate(nn.Module):
             return 0.0, (1.0 if self.config.activation == "none" else 0.0)
         return self.config.initial_scale, self.config.initial_bias
 
-    @torch.no_grad()
-    def _initialise(self, generator: torch.Generator | None) -> None:
-        self.draw(generator)
-        if self.config.train_weights and self.post_norm is not None:
-            scale, offset = self._start
-            self.post_norm.weight[0] *= scale
-            self.post_norm.bias[0] += offset
-
     def extra_repr(self) -> str:
         reader, share = self.reader, self.size / self.model_size
         return (
             f"{self.blocks} blocks from {reader.features} features ({reader.kind}), "
             f"scope={self.config.scope!r}, {self.size:,} parameters = {share:.1%} of the model"
         )
+
+
+class BlockNorm(nn.Module):
+    """The gate's post-norm on values ``[N, paths, L]``, with one weight and bias per path and block.
+
+    ``kind="blocks"`` normalises each path of each sample over its L blocks. ``kind="batch"`` is the paper's
+    BatchNorm over the batch: the mean over the batch that follows then hardly depends on the batch any more
+    (kept because it is the published choice). A batch of one has no statistics: it uses the running ones.
+
+    >>> z = BlockNorm(2, 5, kind="blocks")(torch.randn(4, 2, 5))
+    >>> bool(z.mean(2).abs().max() < 1e-6)
+    True
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    batches_seen: Tensor
+
+    def __init__(self, paths: int, blocks: int, *, kind: str, track: bool = True) -> None:
+        super().__init__()
+        self.kind, self.track = kind, track
+        self.weight = nn.Parameter(torch.ones(paths, blocks))
+        self.bias = nn.Parameter(torch.zeros(paths, blocks))
+        if kind == "batch":
+            self.register_buffer("running_mean", torch.zeros(paths, blocks))
+            self.register_buffer("running_var", torch.ones(paths, blocks))
+            self.register_buffer("batches_seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, z: Tensor) -> Tensor:
+        if self.kind == "blocks":
+            z = F.layer_norm(z, z.shape[2:], eps=EPS)
+        elif self.training and self.track and len(z) > 1:
+            mean = z.mean(0)
+            centred = z - mean
+            var = centred.square().mean(0)
+            fold(self, mean.detach(), var.detach())
+            z = centred * torch.rsqrt(var + EPS)
+        else:
+            z = (z - self.running_mean) * torch.rsqrt(self.running_var + EPS)
+        return torch.addcmul(self.bias, z, self.weight)
+
+    def extra_repr(self) -> str:
+        paths, blocks = self.weight.shape
+        return f"paths={paths}, blocks={blocks}, kind={self.kind!r}"

@@ -46,39 +46,35 @@ def rank(gate: Gate, plan: BlockPlan, budget: Budget, model: nn.Module) -> None:
     norm.weight[path] *= gate.config.initial_scale
     sizes = _magnitudes(plan, model) if how == "magnitude" else -np.arange(len(plan.blocks))
     first = 0
-    for group, ahead in zip(plan.costs.groups, _ahead(plan, budget), strict=True):
+    for group, lead in zip(plan.costs.groups, _leads(plan, budget), strict=True):
         blocks = plan.optional[first : first + group.count]
         order = blocks[np.argsort(-sizes[blocks], kind="stable")]
-        norm.bias[path, torch.from_numpy(order)] = (torch.linspace(1, -1, group.count) + ahead).to(norm.bias)
+        norm.bias[path, torch.from_numpy(order)] = (torch.linspace(1, -1, group.count) + lead).to(norm.bias)
         first += group.count
 
 
-def _ahead(plan: BlockPlan, budget: Budget) -> list[Tensor]:
-    """What is added to the values of each group's blocks, in their order."""
+def _leads(plan: BlockPlan, budget: Budget) -> list[Tensor]:
+    """Values to add to those of each group's blocks, in their order."""
     groups, bound = plan.costs.groups, set(budget.bound())
     if bound == {"params"}:
         dense = {row.layer for row in plan.rows if row.flops > 4 * row.params}
         return [torch.full((group.count,), float(group.name in dense)) for group in groups]
     if not bound <= plan.costs.dense().keys():  # latency that has not been measured yet
         return [torch.zeros(group.count) for group in groups]
-    return [torch.where(torch.from_numpy(kept), GAP, -GAP) for kept in _wide(plan, budget)]
-
-
-def _wide(plan: BlockPlan, budget: Budget) -> list[np.ndarray]:
-    """Which blocks of each group make the product of all live shares largest: a block adds a logarithm, exactly."""
-    groups = plan.costs.groups
+    # The product of all live shares is to be largest: a block adds a logarithm, exactly.
     live = [np.maximum(1, group.first + group.step * np.arange(group.count + 1)) for group in groups]
-    kept = plan.selector(budget).select(np.concatenate([np.diff(np.log(units)) for units in live]))
-    return np.split(kept, np.cumsum([group.count for group in groups])[:-1])
+    wide = plan.selector(budget).select(np.concatenate([np.diff(np.log(units)) for units in live]))
+    masks = np.split(wide, np.cumsum([group.count for group in groups])[:-1])
+    return [torch.where(torch.from_numpy(mask), GAP, -GAP) for mask in masks]
 
 
 def _magnitudes(plan: BlockPlan, model: nn.Module) -> np.ndarray:
     """The sum of the absolute weights of every block."""
-    found = np.zeros(len(plan.blocks))
+    sums = np.zeros(len(plan.blocks))
     for name, parameter in model.named_parameters():
         owner = plan.owners[name]
         size: Tensor = parameter.detach().abs().double()
         if owner.axis is not None:
             size = size.movedim(owner.axis, 0).reshape(len(owner.block), -1).sum(1)
-        found += np.bincount(owner.block, weights=size.flatten().cpu().numpy(), minlength=len(found))
-    return found
+        sums += np.bincount(owner.block, weights=size.flatten().cpu().numpy(), minlength=len(sums))
+    return sums

@@ -1,32 +1,17 @@
-"""Budgets, and the choice of blocks under them: the most important blocks that fit (paper, §4.2, eq. 6).
-
-``I* = argmax I @ G  subject to  cost(I) <= budget`` for every bound resource at once. The blocks of a group cost the
-same, so within a group the best k are its k most important, and only the number kept per group is to be found.
-Four solvers do that; `Selector` takes the first that suits:
-
-- `Frontier`: few groups, any resources. All maximal vectors of counts are listed once; then a look-up per batch. Exact.
-- `Halves`: a dozen groups, one resource without products of groups. The same for each half of them. Exact.
-- `Knapsack`: any number of groups, one resource without products of groups. Exact.
-- `Deep`: anything else. Never over the budget, and within half a percent of the optimum.
-"""
+"""Budgets, and the choice of the most important blocks that fit one."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pfedgate.gating.selection.costs import RESOURCES, Bools, CostModel, Floats, Group, Term
-from pfedgate.gating.selection.deep import Deep
-from pfedgate.gating.selection.frontier import Frontier
-from pfedgate.gating.selection.frontier import small_enough as few_groups
-from pfedgate.gating.selection.halves import Halves
-from pfedgate.gating.selection.halves import small_enough as a_dozen_groups
-from pfedgate.gating.selection.knapsack import Knapsack
-from pfedgate.gating.selection.problem import Problem, Solver
+from pfedgate.core.errors import unknown
+from pfedgate.gating.selection.costs import RESOURCES, Bools, CostModel, Floats, Group, Problem, Term
+from pfedgate.gating.selection.exact import Frontier, Programme
+from pfedgate.gating.selection.prices import Prices
 
 __all__ = ["RESOURCES", "Budget", "CostModel", "Group", "InfeasibleBudget", "Selector", "Term"]
 
@@ -48,7 +33,8 @@ class InfeasibleBudget(ValueError):
 class Budget:
     """How much of each resource one batch may use; None leaves a resource free.
 
-    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `latency_ms` is always absolute.
+    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `latency_ms`
+    is always absolute.
 
     >>> Budget(params=0.3)
     Budget(params=0.3, flops=None, activation_bytes=None, latency_ms=None)
@@ -76,7 +62,7 @@ class Budget:
     def of(
         cls, value: float | Mapping[str, float | None] | Budget, resources: Sequence[str] = PLAIN_NUMBER_BINDS
     ) -> Budget:
-        """A budget from a share for all of `resources`, from a mapping by resource, or from a budget.
+        """A budget from one share for all of `resources`, a mapping by resource, or a budget.
 
         >>> Budget.of(0.5, resources=("params",)) == Budget.of({"params": 0.5}) == Budget(params=0.5)
         True
@@ -84,7 +70,7 @@ class Budget:
         if isinstance(value, Budget):
             return value
         if isinstance(value, Mapping):
-            return cls(**{_known(name): share for name, share in value.items()})
+            return cls._of_resources(value)
         if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool) and value > 1:
             raise ValueError(
                 f"a budget given as one number is a share in (0, 1], got {value!r}; "
@@ -95,7 +81,14 @@ class Budget:
             raise ValueError(f"a budget must bind at least one resource of {', '.join(RESOURCES)}")
         if "latency_ms" in resources:
             raise ValueError("latency has no share of the dense model; bind it in milliseconds: Budget(latency_ms=...)")
-        return cls(**{_known(name): value for name in resources})
+        return cls._of_resources(dict.fromkeys(resources, value))
+
+    @classmethod
+    def _of_resources(cls, values: Mapping[str, float | None]) -> Budget:
+        for name in values:
+            if name not in RESOURCES:
+                raise ValueError(unknown("resource", str(name), RESOURCES))
+        return cls(**values)
 
     def limits(self, costs: CostModel) -> dict[str, float]:
         """The largest allowed cost of each bound resource, as an absolute value."""
@@ -110,27 +103,15 @@ class Budget:
         }
 
 
-def _known(name: str) -> str:
-    if name in RESOURCES:
-        return name
-    near = difflib.get_close_matches(str(name), RESOURCES, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(RESOURCES)}"
-    raise ValueError(f"unknown resource {name!r} in the budget; {hint}")
-
-
 def _share_of(dense: float, share: float) -> float:
     """The largest cost whose share of `dense` is at most `share` *as computed by a division*.
 
     0.29 * 100 is a hair below 29 in floating point, but 29 of 100 blocks is a density of 0.29.
     """
     limit = float(share * dense)
-    while dense and (above := _next(limit)) / dense <= share:
-        limit = above
+    while dense and math.nextafter(limit, math.inf) / dense <= share:
+        limit = math.nextafter(limit, math.inf)
     return limit
-
-
-def _next(value: float) -> float:
-    return float(np.nextafter(value, math.inf))
 
 
 class Selector:
@@ -156,32 +137,54 @@ class Selector:
         return type(self._solver).__name__ if self._solver else "everything fits"
 
     def select(self, importance: Floats) -> Bools:
-        """The best mask over all optional blocks, given their importances, both concatenated group by group.
+        """The best mask over all optional blocks, given their importances, group by group.
 
-        A block of negative importance is never kept. Of equally good masks the one that keeps the blocks of lower
-        index wins where all are listed; every solver is deterministic and has no memory.
+        A block of negative importance is never kept. Of equally good masks a `Frontier` takes the
+        one with more blocks in the first groups; every solver is deterministic and has no memory.
         """
-        ranked = self._problem.rank(importance)
-        kept = self._problem.counts if self._solver is None else self._solver.solve(ranked.prefix)
-        return ranked.mask(kept)
+        values = self._checked(importance)
+        places, prefix = self._problem.rank(values)
+        counts = self._problem.counts if self._solver is None else self._solver.solve(prefix)
+        mask = np.zeros(values.size + 1, dtype=bool)  # the last place stands for no block
+        mask[places[np.arange(places.shape[1]) < counts[:, None]]] = True
+        result: Bools = mask[:-1] & (values >= 0.0)
+        return result
 
     def reachable_masks(self, limit: int = 10**6) -> int:
         """How many masks are optimal for some positive importances, counted up to `limit`.
 
-        Exact for few groups. For the other solvers a lower bound, but 1 exactly if there is only one such mask: then
-        the gate cannot choose anything, and the budget or the blocks should be changed.
+        Exact for few groups. For the other solvers a lower bound, but 1 exactly if there is only
+        one such mask: then the gate cannot choose anything, and the budget or the blocks should be
+        changed.
         """
-        return min(limit, self._problem.reachable(self._solver.maximal() if self._solver else None, limit))
+        if self._solver is None:
+            return min(limit, 1)
+        total = 0
+        for counts in self._solver.maximal if isinstance(self._solver, Frontier) else self._problem.maximal():
+            pairs = zip(self._problem.counts.tolist(), counts.tolist(), strict=True)
+            total += math.prod(math.comb(n, k) for n, k in pairs)
+            if total >= limit:
+                return limit
+        return total
+
+    def _checked(self, importance: Floats) -> Floats:
+        values = np.asarray(importance, dtype=np.float64)
+        size = self._problem.size
+        if values.shape != (size,):
+            raise ValueError(f"importances of shape {values.shape}, expected one per optional block: ({size},)")
+        # One product is cheaper than a test of every number; it overflows for some finite ones.
+        if not math.isfinite(values.dot(values)) and not np.isfinite(values).all():
+            bad = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(f"importance of block {bad} is {values[bad]}: the gate diverged; lower its learning rate")
+        return values
 
 
-def _solver(problem: Problem) -> Solver | None:
-    if not problem.limits.size:
+def _solver(problem: Problem) -> Frontier | Programme | Prices | None:
+    if not problem.costs:
         return None
-    if few_groups(problem) and (listed := Frontier(problem)).quick:
-        return listed
-    if a_dozen_groups(problem):
-        return Halves(problem)
-    return Knapsack(problem) if problem.limits.size == 1 and not problem.pairs.any() else Deep(problem)
+    if Frontier.suits(problem) and (frontier := Frontier(problem)).quick:
+        return frontier
+    return Programme(problem) if problem.separable else Prices(problem)
 
 
 def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
@@ -191,14 +194,13 @@ def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
         return
     parts = []
     for resource, least in over.items():
-        asked = f"{limits[resource]:,.6g}"
+        limit, whole = limits[resource], dense[resource]
         if resource == "latency_ms":
-            parts.append(f"{resource}: asked {asked} ms, smallest feasible {_up(least, 4):,.6g} ms")
+            parts.append(f"{resource}: asked {limit:,.6g} ms, smallest feasible {_up(least):,.6g} ms")
         else:
-            share, asked_share = _up(least / dense[resource], 4), limits[resource] / dense[resource]
             parts.append(
-                f"{resource}: asked {asked_share:.4g} of the dense model ({asked}), "
-                f"smallest feasible {share:.4f} ({math.ceil(least):,})"
+                f"{resource}: asked {limit / whole:.4g} of the dense model ({limit:,.6g}), "
+                f"smallest feasible {_up(least / whole):.4f} ({math.ceil(least):,})"
             )
     raise InfeasibleBudget(
         "the blocks that are always kept alone exceed the budget: " + "; ".join(parts) + ". "
@@ -208,7 +210,6 @@ def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
     )
 
 
-def _up(value: float, digits: int) -> float:
-    """Rounded up, so that the printed value is itself feasible."""
-    scale = 10.0**digits
-    return math.ceil(value * scale) / scale
+def _up(value: float) -> float:
+    """Rounded up to four digits, so that the printed value is itself feasible."""
+    return math.ceil(value * 1e4) / 1e4

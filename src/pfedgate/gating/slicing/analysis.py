@@ -1,4 +1,4 @@
-"""One pass over a traced graph: rules ask for layouts and shapes and tell what they found."""
+"""One pass over a traced graph: rules ask for layouts and shapes, and note units, costs and reasons."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from pfedgate.gating.slicing.axes import Layout, Part, Parts, Spaces, dense, is_dense
+from pfedgate.gating.slicing.axes import Layout, Segment, Segments, Spaces, dense, is_dense
 from pfedgate.gating.slicing.steps import Activation, CannotSlice, Layouts, Operation, Policy, Rule, describe
 
 
 class Analysis:
-    """What is known so far. `values` are the tensors of the example's pass (shapes only), `count` measures FLOPs."""
+    """The pass so far. `values` are the tensors of the example's pass (shapes only), `count` measures FLOPs."""
 
     def __init__(
         self,
@@ -29,14 +29,14 @@ class Analysis:
         self.policy, self.refused = policy, refused
         self.spaces = Spaces()
         self.layouts: dict[str, Layouts] = {}
-        self.axes: dict[str, dict[int, Parts]] = {}
+        self.axes: dict[str, dict[int, Segments]] = {}
         self.reads: dict[str, int] = {}
         self._roles: dict[tuple[str, int], set[bool]] = {}  # whether the units along an axis are read, or written
         self.operations: list[Operation] = []
         self.activations: list[Activation] = []
         self.notes: list[tuple[str, str]] = []
         self.clashes: set[tuple[str, str]] = set()
-        self._made: dict[tuple[str, str], int] = {}
+        self._written: dict[tuple[str, str], int] = {}
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._float = next((p.element_size() for p in model.parameters()), 4)
 
@@ -45,8 +45,8 @@ class Analysis:
         return self.layouts.get(arg.name) if isinstance(arg, fx.Node) else None
 
     def tensor_layout(self, arg: Any) -> Layout | None:
-        found = self.layout(arg)
-        return found if isinstance(found, Layout) else None
+        layout = self.layout(arg)
+        return layout if isinstance(layout, Layout) else None
 
     def shape(self, arg: Any) -> tuple[int, ...]:
         value = self.values.get(arg.name) if isinstance(arg, fx.Node) else None
@@ -63,17 +63,17 @@ class Analysis:
             raise CannotSlice("its weights are computed from other parameters")
         return self._names[id(tensor)]
 
-    def units(self, count: int, kind: str, place: str) -> Parts:
+    def units(self, count: int, kind: str, place: str) -> Segments:
         """New units written by `place`, or an axis that is always full when this splitter does not cut them."""
         key = (kind, place)
         if kind not in self.policy.kinds or key in self.refused or count < 2:
             return dense(count)
-        if key not in self._made:
-            self._made[key] = self.spaces.new(count, kind, place)
-        return (Part(self._made[key], count),)
+        if key not in self._written:
+            self._written[key] = self.spaces.new(count, kind, place)
+        return (Segment(self._written[key], count),)
 
-    # -- what rules tell
-    def claim(self, tensor: Tensor | None, axes: dict[int, Parts], reads: int | None = None) -> None:
+    # -- what rules note
+    def claim(self, tensor: Tensor | None, axes: dict[int, Segments], reads: int | None = None) -> None:
         """The units along the axes of a parameter; other axes must be complete, and the layer sums over `reads`.
 
         A parameter used twice must be cut the same way twice: else nothing of it is cut. An axis that one use writes
@@ -85,27 +85,27 @@ class Analysis:
         name = self.parameter(tensor)
         if reads is not None:
             self.reads[name] = reads
-        wanted = {axis: axes.get(axis, dense(size)) for axis, size in enumerate(tensor.shape)}
-        known = self.axes.setdefault(name, wanted)
-        for axis, parts in wanted.items():
+        claimed = {axis: axes.get(axis, dense(size)) for axis, size in enumerate(tensor.shape)}
+        before = self.axes.setdefault(name, claimed)
+        for axis, segments in claimed.items():
             roles = self._roles.setdefault((name, axis), set())
-            if not is_dense(parts):
+            if not is_dense(segments):
                 roles.add(axis == reads)
-            if not self.spaces.tie(known[axis], parts) or len(roles) > 1:
-                for part in (*known[axis], *parts):
-                    if part.space is not None:
-                        self.clashes.update(self.spaces[part.space].producers)
+            if not self.spaces.tie(before[axis], segments) or len(roles) > 1:
+                for segment in (*before[axis], *segments):
+                    if segment.space is not None:
+                        self.clashes.update(self.spaces[segment.space].producers)
 
     def tie(self, a: Layout, b: Layout) -> None:
-        if not self.spaces.tie(a.parts, b.parts):
+        if not self.spaces.tie(a.segments, b.segments):
             raise CannotSlice("two operands hold their units in different order")
 
-    def operation(self, place: str, flops: float, written: Parts, read: Parts) -> None:
+    def operation(self, place: str, flops: float, written: Segments, read: Segments) -> None:
         self.operations.append(Operation(place, flops / self.batch, written, read))
 
-    def activation(self, place: str, numbers: float, parts: Parts) -> None:
+    def activation(self, place: str, numbers: float, segments: Segments) -> None:
         """A tensor of so many numbers that is kept for the backward pass."""
-        self.activations.append(Activation(place, self._float * numbers / self.batch, parts))
+        self.activations.append(Activation(place, self._float * numbers / self.batch, segments))
 
     def note(self, node: fx.Node, reason: str) -> None:
         self.notes.append((describe(node), reason))
@@ -128,15 +128,15 @@ class Analysis:
                     self.activations.append(Activation(place, self._nbytes(self.values[source.name]), dense(1)))
         value = self.values.get(node.name)
         if node.op not in ("placeholder", "get_attr", "output") and not rule.view and isinstance(value, Tensor):
-            parts = rule.out.parts if isinstance(rule.out, Layout) else dense(1)
-            self.activations.append(Activation(place, self._nbytes(value), parts))
+            segments = rule.out.segments if isinstance(rule.out, Layout) else dense(1)
+            self.activations.append(Activation(place, self._nbytes(value), segments))
 
     def _nbytes(self, value: Tensor) -> float:
         return value.numel() * value.element_size() / self.batch
 
     def mark_outputs(self, places: set[str]) -> None:
-        """What these layers write is what the network returns, even where the graph was followed no further."""
-        for (kind, place), space in self._made.items():
+        """The network returns what these layers write, even where the graph was followed no further."""
+        for (kind, place), space in self._written.items():
             if kind != "heads" and (place in places or place.rpartition(".")[0] in places):
                 self.spaces[space].output = True
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-Parts = tuple["Part", ...]
+Segments = tuple["Segment", ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """A run of `units * inner` positions along an axis; `inner` consecutive positions belong to one unit.
 
     `space` is None where every position is always present.
 
-    >>> Part(space=0, units=64, inner=25).length      # 64 channels flattened from 5 x 5 maps
+    >>> Segment(space=0, units=64, inner=25).length      # 64 channels flattened from 5 x 5 maps
     1600
     """
 
@@ -32,51 +32,51 @@ class Part:
         return self.units * self.inner
 
 
-def dense(length: int) -> Parts:
+def dense(length: int) -> Segments:
     """An axis on which nothing is ever left out."""
-    return (Part(None, length),)
+    return (Segment(None, length),)
 
 
-def is_dense(parts: Parts) -> bool:
+def is_dense(segments: Segments) -> bool:
     """Whether no position along the axis can be missing."""
-    return all(part.space is None for part in parts)
+    return all(segment.space is None for segment in segments)
 
 
-def length(parts: Parts) -> int:
+def length(segments: Segments) -> int:
     """Number of positions along an axis."""
-    return sum(part.length for part in parts)
+    return sum(segment.length for segment in segments)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The units of a tensor lie along `axis` (non-negative), in the order of `parts`."""
+    """The units of a tensor lie along `axis` (non-negative), in the order of `segments`."""
 
     axis: int
-    parts: Parts
+    segments: Segments
 
     @property
     def length(self) -> int:
-        return length(self.parts)
+        return length(self.segments)
 
     def moved(self, axis: int) -> Layout:
-        return Layout(axis, self.parts)
+        return Layout(axis, self.segments)
 
     def merged(self, trailing: int) -> Layout:
         """The layout after flattening `trailing` positions per unit into the axis."""
-        return Layout(self.axis, tuple(Part(p.space, p.units, p.inner * trailing) for p in self.parts))
+        return Layout(self.axis, tuple(Segment(p.space, p.units, p.inner * trailing) for p in self.segments))
 
 
-def layout_of(axis: int, parts: Parts) -> Layout | None:
+def layout_of(axis: int, segments: Segments) -> Layout | None:
     """A layout, or None when nothing along the axis can be missing."""
-    return None if is_dense(parts) else Layout(axis, parts)
+    return None if is_dense(segments) else Layout(axis, segments)
 
 
 @dataclass
 class Space:
-    """What is known of one set of units while a network is analysed."""
+    """One set of units while a network is analysed."""
 
     units: int
-    producers: list[tuple[str, str]] = field(default_factory=list)  # (kind, place) of whatever writes it
+    producers: list[tuple[str, str]] = field(default_factory=list)  # (kind, place) of each layer that writes it
     consumers: set[str] = field(default_factory=set)  # kinds of layers that read it
     output: bool = False  # the network returns it
 
@@ -114,12 +114,12 @@ class Spaces:
         if a == b:
             return
         self._parent[b] = a
-        kept, gone = self._space[a], self._space[b]
-        kept.producers.extend(gone.producers)
-        kept.consumers |= gone.consumers
-        kept.output |= gone.output
+        root, branch = self._space[a], self._space[b]
+        root.producers.extend(branch.producers)
+        root.consumers |= branch.consumers
+        root.output |= branch.output
 
-    def tie(self, a: Parts, b: Parts) -> bool:
+    def tie(self, a: Segments, b: Segments) -> bool:
         """Make two axes the same units; False when their structure differs (then nothing is changed)."""
         if len(a) != len(b):
             return False
@@ -131,13 +131,13 @@ class Spaces:
                 self.union(p.space, q.space)
         return True
 
-    def resolve(self, parts: Parts) -> Parts:
-        return tuple(p if p.space is None else Part(self.find(p.space), p.units, p.inner) for p in parts)
+    def resolve(self, segments: Segments) -> Segments:
+        return tuple(p if p.space is None else Segment(self.find(p.space), p.units, p.inner) for p in segments)
 
-    def mark(self, parts: Parts, *, consumer: str | None = None, output: bool = False) -> None:
-        for part in parts:
-            if part.space is not None:
-                space = self[part.space]
+    def mark(self, segments: Segments, *, consumer: str | None = None, output: bool = False) -> None:
+        for segment in segments:
+            if segment.space is not None:
+                space = self[segment.space]
                 space.output |= output
                 if consumer is not None:
                     space.consumers.add(consumer)

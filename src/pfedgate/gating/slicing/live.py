@@ -1,4 +1,4 @@
-"""What follows from a selection of blocks: live units, live entries of every parameter, density and cost."""
+"""Values that follow from a choice of blocks: live units and entries (`Live`), the decision (`Selection`), a `Pass`."""
 
 from __future__ import annotations
 
@@ -6,105 +6,99 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pfedgate.gating.slicing.axes import Part, Parts
+from pfedgate.gating.slicing.axes import Segment, Segments
 
 if TYPE_CHECKING:
     from pfedgate.gating.plan import BlockPlan
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Slices = tuple[slice, ...]
+
+_REMEMBERED = 256  # selections whose consequences are remembered
 
 
 def compensation(how: str, share: float) -> float:
-    """What a weight is divided by when only `share` of its inputs are live, so that sums keep their size."""
+    """The number that a weight is divided by when only `share` of its inputs are live, so that sums keep their size."""
     return {"share": share, "sqrt": math.sqrt(share), "none": 1.0}[how]
 
 
-@dataclass(frozen=True)
-class Scales:
+class Extent(NamedTuple):
+    """Where the live entries of a parameter lie."""
+
+    rectangles: list[tuple[Slices, Slices]]  # (slices of the parameter, slices of the live part); blocks are runs
+    shape: tuple[int, ...]  # shape of the live part
+    size: int  # number of live entries
+    missing: tuple[tuple[int, Segments], ...]  # axes that lack something, the one that lacks most first
+
+
+class Scales(NamedTuple):
     """M' of the live entries of all parameters: one gather for all of them, because gathers dominate small networks."""
 
     rows: Tensor  # block of every live row, parameter after parameter
-    factor: Tensor | None  # what each is multiplied with to make up for missing inputs
+    factor: Tensor | None  # each row is multiplied with its own, to make up for missing inputs
     names: tuple[str, ...]
     lengths: list[int]
     divisors: dict[str, float]
 
-    def of(self, weights: Tensor) -> dict[str, Tensor]:
-        """The vector that each parameter is to be multiplied with, along the axis of its blocks."""
-        scales = weights.index_select(0, self.rows)
-        if self.factor is not None:
-            scales = scales * self.factor.to(scales.dtype)
-        return dict(zip(self.names, scales.split(self.lengths), strict=True))  # type: ignore[no-untyped-call]
-
 
 class Live:
-    """Everything that follows from a selection; made by `BlockPlan.live` and remembered there."""
+    """Everything that follows from a mask over the blocks; `BlockPlan.lives` makes and remembers them."""
 
-    def __init__(self, plan: BlockPlan, kept: Bools) -> None:
-        self.plan, self.kept = plan, kept
-        self._positions: dict[Parts, Ints | None] = {}
-        self._index: dict[tuple[Parts, torch.device], Tensor | None] = {}
-        self._cuts: dict[str, tuple[tuple[int, Parts], ...]] = {}
-        self._rectangles: dict[str, list[tuple[tuple[slice, ...], tuple[slice, ...]]]] = {}
-        self._scales: dict[tuple[str, torch.device], Scales] = {}
+    def __init__(self, plan: BlockPlan, mask: Bools) -> None:
+        self.plan, self.mask = plan, mask
+        self.scales: dict[tuple[str, torch.device], Scales] = {}  # by compensation and device; see `scales_for`
+        self._positions: dict[Segments, Ints | None] = {}
+        self._index: dict[tuple[Segments, torch.device], Tensor | None] = {}
 
-    def positions(self, parts: Parts) -> Ints | None:
+    def positions(self, segments: Segments) -> Ints | None:
         """Live positions along an axis; None when all are."""
-        if parts not in self._positions:
+        if segments not in self._positions:
             alias = {} if self.plan.network is None else self.plan.network.alias
-            known = tuple(p if p.space is None else Part(alias.get(p.space, p.space), p.units, p.inner) for p in parts)
-            blocks = self.plan.axis_blocks(known)
-            alive = (blocks < 0) | self.kept[blocks]
-            self._positions[parts] = None if alive.all() else np.flatnonzero(alive)
-        return self._positions[parts]
+            tied = tuple(
+                s if s.space is None else Segment(alias.get(s.space, s.space), s.units, s.inner) for s in segments
+            )
+            blocks = self.plan.axis_blocks(tied)
+            alive = (blocks < 0) | self.mask[blocks]
+            self._positions[segments] = None if alive.all() else np.flatnonzero(alive)
+        return self._positions[segments]
 
-    def index(self, parts: Parts, device: torch.device) -> Tensor | None:
+    def index(self, segments: Segments, device: torch.device) -> Tensor | None:
         """The same as a tensor."""
-        key = (parts, device)
+        key = (segments, device)
         if key not in self._index:
-            found = self.positions(parts)
-            self._index[key] = None if found is None else constant(found, device)
+            positions = self.positions(segments)
+            self._index[key] = None if positions is None else constant(positions, device)
         return self._index[key]
 
-    def rectangles(self, name: str) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """Live entries of a parameter as (slices of it, slices of what is left): blocks are runs, so these are few."""
-        if name not in self._rectangles:
-            runs = []
-            for axis, size in enumerate(self.plan.shapes[name]):
-                parts = self.plan.axes.get(name, {}).get(axis)
-                positions = None if parts is None else self.positions(parts)
-                runs.append([(slice(0, size), slice(0, size))] if positions is None else _runs(positions))
-            self._rectangles[name] = [
+    @cached_property
+    def extents(self) -> dict[str, Extent]:
+        """Where the live entries of every parameter lie."""
+        extents = {}
+        for name, shape in self.plan.shapes.items():
+            runs, shares = [], []
+            for axis, size in enumerate(shape):
+                segments = self.plan.axes.get(name, {}).get(axis)
+                positions = None if segments is None else self.positions(segments)
+                if segments is None or positions is None:
+                    runs.append([(slice(0, size), slice(0, size))])
+                else:
+                    runs.append(_runs(positions))
+                    shares.append((len(positions) / size, axis, segments))
+            rectangles = [
                 (tuple(a for a, _ in sides), tuple(b for _, b in sides)) for sides in itertools.product(*runs)
             ]
-        return self._rectangles[name]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of what is left of a parameter."""
-        last = self.rectangles(name)[-1][1]
-        return tuple(side.stop for side in last)
-
-    def size(self, name: str) -> int:
-        """Number of its live entries."""
-        return math.prod(self.shape(name))
-
-    def axes(self, name: str) -> tuple[tuple[int, Parts], ...]:
-        """Axes of a parameter on which something is missing, the one that leaves out most first."""
-        if name not in self._cuts:
-            found = []
-            for axis, parts in self.plan.axes.get(name, {}).items():
-                if (positions := self.positions(parts)) is not None:
-                    found.append((len(positions) / self.plan.shapes[name][axis], axis, parts))
-            self._cuts[name] = tuple((axis, parts) for _, axis, parts in sorted(found, key=lambda f: f[:2]))
-        return self._cuts[name]
+            left = tuple(side.stop for side in rectangles[-1][1])
+            missing = tuple((axis, segments) for _, axis, segments in sorted(shares, key=lambda share: share[:2]))
+            extents[name] = Extent(rectangles, left, math.prod(left), missing)
+        return extents
 
     def share_read(self, name: str) -> float:
         """rho: the live share of the inputs that a parameter is multiplied with."""
@@ -115,64 +109,51 @@ class Live:
         return self._share(name, self.plan.owners[name].axis)
 
     def _share(self, name: str, axis: int | None) -> float:
-        parts = None if axis is None else self.plan.axes.get(name, {}).get(axis)
-        if axis is None or parts is None:
-            return 1.0
-        positions = self.positions(parts)
-        return 1.0 if positions is None else len(positions) / self.plan.shapes[name][axis]
+        segments = None if axis is None else self.plan.axes.get(name, {}).get(axis)
+        positions = None if segments is None else self.positions(segments)
+        return 1.0 if axis is None or positions is None else len(positions) / self.plan.shapes[name][axis]
 
-    def scales(self, how: str, device: torch.device) -> Scales:
-        """How to scale what is live, with compensation `how`."""
-        key = (how, device)
-        if key not in self._scales:
-            rows = {name: self._rows(name) for name in self.plan.shapes}
-            divisors = {name: compensation(how, self.share_read(name)) for name in rows}
-            factor = np.concatenate([np.full(len(row), 1.0 / divisors[name]) for name, row in rows.items()])
-            self._scales[key] = Scales(
-                constant(np.concatenate(list(rows.values())), device),
-                None if (factor == 1.0).all() else constant(factor, device),
-                tuple(rows),
-                [len(row) for row in rows.values()],
-                divisors,
-            )
-        return self._scales[key]
-
-    def _rows(self, name: str) -> Ints:
-        """Block of each live entry of a parameter along its owner's axis; just one where all are in the same block."""
-        owner = self.plan.owners[name]
-        block = owner.block
-        if (block == block[0]).all():
-            return block[:1]
-        parts = None if owner.axis is None else self.plan.axes.get(name, {}).get(owner.axis)
-        positions = None if parts is None else self.positions(parts)
-        return block if positions is None else block[positions]
+    def scales_for(self, how: str, device: torch.device) -> Scales:
+        """How to scale live entries, with compensation `how`; remembered in `scales`."""
+        rows = {}
+        for name, owner in self.plan.owners.items():
+            block = owner.block
+            segments = None if owner.axis is None else self.plan.axes.get(name, {}).get(owner.axis)
+            positions = None if segments is None else self.positions(segments)
+            if (block == block[0]).all():
+                rows[name] = block[:1]  # one number scales all entries
+            else:
+                rows[name] = block if positions is None else block[positions]
+        divisors = {name: compensation(how, self.share_read(name)) for name in rows}
+        factor = np.concatenate([np.full(len(row), 1.0 / divisors[name]) for name, row in rows.items()])
+        self.scales[how, device] = scales = Scales(
+            constant(np.concatenate(list(rows.values())), device),
+            None if (factor == 1.0).all() else constant(factor, device),
+            tuple(rows),
+            [len(row) for row in rows.values()],
+            divisors,
+        )
+        return scales
 
     def elements(self, name: str) -> Bools:
         """Which entries of a parameter are live: its block is kept and what it reads is live."""
         owner, shape = self.plan.owners[name], self.plan.shapes[name]
         if owner.axis is None:
-            return self.kept[owner.block].reshape(shape)
-        alive = np.broadcast_to(self.kept[owner.block].reshape(_along(owner.axis, len(shape))), shape).copy()
-        for axis, parts in self.plan.axes.get(name, {}).items():
-            if (positions := self.positions(parts)) is not None:
+            return self.mask[owner.block].reshape(shape)
+        alive = np.broadcast_to(along(self.mask[owner.block], owner.axis, len(shape)), shape).copy()
+        for axis, segments in self.plan.axes.get(name, {}).items():
+            if (positions := self.positions(segments)) is not None:
                 line = np.zeros(shape[axis], bool)
                 line[positions] = True
-                alive &= line.reshape(_along(axis, len(shape)))
+                alive &= along(line, axis, len(shape))
         return alive
 
     @cached_property
     def count(self) -> int:
-        """Number of live parameters."""
+        """Number of live parameters of the model."""
         if not self.plan.axes:
-            return int(self.plan.sizes[self.kept].sum())
-        total = 0
-        for name, shape in self.plan.shapes.items():
-            sizes = list(shape)
-            for axis, parts in self.axes(name):
-                positions = self.positions(parts)
-                sizes[axis] = shape[axis] if positions is None else len(positions)
-            total += math.prod(sizes)
-        return total
+            return int(self.plan.sizes[self.mask].sum())
+        return sum(extent.size for extent in self.extents.values())
 
     @cached_property
     def density(self) -> float:
@@ -183,8 +164,8 @@ class Live:
     def counts(self) -> list[int]:
         """Kept optional blocks per group of the cost model."""
         sizes = [group.count for group in self.plan.costs.groups]
-        chosen = np.split(self.kept[self.plan.optional], np.cumsum(sizes)[:-1]) if sizes else []
-        return [int(c.sum()) for c in chosen]
+        masks = np.split(self.mask[self.plan.optional], np.cumsum(sizes)[:-1]) if sizes else []
+        return [int(mask.sum()) for mask in masks]
 
     @cached_property
     def cost(self) -> dict[str, float]:
@@ -197,9 +178,58 @@ class Live:
         """Live units of every layer that can lose some."""
         counts: dict[str, int] = {}
         for space, cut in self.plan.cuts.items():
-            alive = self.kept[self.plan.first_block[space] + cut.block_of()]
+            alive = self.mask[self.plan.first_block[space] + cut.block_of()]
             counts[self.plan.name_of(space)] = int(alive.sum())
         return counts
+
+
+class Lives(dict[bytes, Live]):
+    """`Live` for a mask, by the mask's bytes; remembered, because selections repeat from batch to batch."""
+
+    def __init__(self, plan: BlockPlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def __missing__(self, mask: bytes) -> Live:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[mask] = live = Live(self.plan, np.frombuffer(mask, np.bool_))
+        return live
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The gate's decision for a batch: I*, M, G and M' (eq. 5-7 of the paper), and what they cost."""
+
+    kept: Bools  # I*, over all blocks
+    weights: Tensor  # M
+    importance: Tensor  # G
+    adapted: Tensor  # M', zero for dropped blocks
+    live: Live
+    shift: Tensor | None = None  # added to the outputs (GateConfig.shift)
+
+    @property
+    def density(self) -> float:
+        """Share of the model's parameters in use, always-kept ones included."""
+        return self.live.density
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Share of the dense model's cost per resource (latency in milliseconds)."""
+        return self.live.cost
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Number of live units per layer."""
+        return self.live.units
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass with gradients, or all microbatches of one batch: what an optimiser needs to step on it."""
+
+    selection: Selection
+    leaves: dict[str, Tensor]  # live entries of theta that were read; empty where gradients go to theta itself
 
 
 def constant(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
@@ -208,8 +238,9 @@ def constant(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
-def _along(axis: int, ndim: int) -> tuple[int, ...]:
-    return tuple(-1 if i == axis else 1 for i in range(ndim))
+def along(line: Bools, axis: int, ndim: int) -> Bools:
+    """A line of values as an array of `ndim` axes, along one of them."""
+    return line.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
 def _runs(positions: Ints) -> list[tuple[slice, slice]]:

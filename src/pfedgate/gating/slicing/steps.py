@@ -1,4 +1,4 @@
-"""What is known of a network once its graph was read, and the shape of a rule.
+"""A network once its graph was read (`Network`), and the shape of a rule (`Rule`).
 
 A `Network` is a program of steps that can run on live units only, the units along each axis of each parameter, the
 cost of every operation, and a note for every place where units have to be restored, with the reason. It holds no
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
-from pfedgate.gating.slicing.axes import Layout, Parts, Space
+from pfedgate.gating.slicing.axes import Segments, Space
 
 if TYPE_CHECKING:
     from pfedgate.gating.slicing.analysis import Analysis
+    from pfedgate.gating.slicing.execute import Sliced
 
 Layouts = Any  # Layout | None, or nested tuples of them for nodes that return several tensors
 
@@ -31,7 +32,7 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a splitter wants to cut: kinds of units it may cut, and which finished spaces it takes back."""
+    """A splitter's wish: kinds of units that it may cut, and finished spaces that it takes back."""
 
     kinds: frozenset[str]
     refuse: Callable[[Space], bool]
@@ -43,8 +44,8 @@ class Operation:
 
     place: str
     flops: float
-    written: Parts
-    read: Parts
+    written: Segments
+    read: Segments
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,7 @@ class Activation:
 
     place: str
     nbytes: float
-    parts: Parts
-
-
-class Run(Protocol):
-    """One forward pass on live units, as rules see it (`execute.Sliced`; `record.Recorder` writes one down)."""
-
-    def module(self, place: str) -> Any: ...
-    def index(self, parts: Parts) -> Tensor | None: ...
-    def weight(self, name: str) -> Tensor: ...
-    def optional(self, name: str | None) -> Tensor | None: ...
-    def linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor: ...
-    def constant(self, place: str) -> Tensor: ...
-    def call(self, place: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def pick(self, x: Tensor, layout: Layout) -> Tensor: ...
-    def restore(self, x: Tensor, layout: Layout) -> Tensor: ...
+    segments: Segments
 
 
 class Rule:
@@ -81,7 +67,7 @@ class Rule:
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         raise NotImplementedError
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
 
@@ -94,7 +80,7 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a step is called with. `plain`: no references inside lists, slices or keywords, and none to complete."""
+    """The arguments of a step. `plain`: no references inside lists, slices or keywords, and none to complete."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -103,7 +89,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Step:
-    """One node of the graph: its rule, its arguments in training and in evaluation, and what nobody needs after it."""
+    """One node of the graph: its rule, its arguments in training and in evaluation, and slots to empty after it."""
 
     slot: int
     rule: Rule
@@ -119,7 +105,7 @@ class Network:
 
     program: list[Step] | None
     reason: str = ""
-    axes: dict[str, dict[int, Parts]] = field(default_factory=dict)
+    axes: dict[str, dict[int, Segments]] = field(default_factory=dict)
     reads: dict[str, int] = field(default_factory=dict)  # the axis of a parameter that its layer sums over
     spaces: dict[int, Space] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
@@ -139,24 +125,6 @@ def describe(node: fx.Node) -> str:
     return f"{target} ({node.name})"
 
 
-def as_written(node: fx.Node) -> Callable[[Run, tuple[Any, ...], dict[str, Any]], Any]:
-    """Runs a node as it is written, on whatever tensors it is given."""
-    target: Any = node.target
-    if node.op == "call_module":
-        return lambda run, args, kwargs: run.call(target, args, kwargs)
-    if node.op == "call_method":
-        return lambda run, args, kwargs: getattr(args[0], target)(*args[1:], **kwargs)
-    if _foreign(target):
-        return lambda run, args, kwargs: run.function(target, args, kwargs)
-    return lambda run, args, kwargs: target(*args, **kwargs)
-
-
-def _foreign(target: Any) -> bool:
-    """Whether a function is neither torch's nor an operator: what it does inside is not for us to look at."""
-    home = getattr(target, "__module__", None) or "torch"
-    return target is not getattr and home.partition(".")[0] not in ("torch", "_operator")
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs around the module's forward that a rule would leave out."""
     return any(hooks_of(module))
@@ -165,6 +133,3 @@ def has_hooks(module: nn.Module) -> bool:
 def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     """Where a module keeps its hooks, for as long as it lives."""
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-
-
-__all__ = ["Activation", "Arguments", "CannotSlice", "Network", "Operation", "Policy", "Ref", "Rule", "Run", "Step"]

@@ -1,6 +1,8 @@
 """Reads a network's graph and finds what can be left out without changing the result.
 
-`analyse` traces a module (see `graphs.py`), follows every set of units (see `layout.py`) from the layer that writes it
+`torch.fx` follows a forward with stand-ins for tensors. What it misses (gradients switched off, hooks, attributes,
+random numbers, buffers that move) is found by running module and graph side by side on an example; then the module
+counts as untraceable, with the reason. `analyse` follows every set of units (`axes.py`) from the layer that writes it
 to the layers that read it, and returns a `Network`. All of it happens on a copy: the user's module, its buffers, its
 attributes and the random generators stay as they were.
 """
@@ -9,16 +11,22 @@ from __future__ import annotations
 
 import copy
 import operator
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import Layout
-from pfedgate.gating.slicing.graphs import Example, first_line, graphs, hooked
-from pfedgate.gating.slicing.order import pool_first
-from pfedgate.gating.slicing.rules.choose import Restore, choose, joins
+from pfedgate.gating.slicing.rules import Restore, choose, joins
+from pfedgate.gating.slicing.rules.operations import PoolRule, Same
 from pfedgate.gating.slicing.steps import (
     Activation,
     Arguments,
@@ -30,9 +38,15 @@ from pfedgate.gating.slicing.steps import (
     Step,
     Untraceable,
     describe,
+    has_hooks,
 )
 
 _INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}  # others end with "_"
+_RELU = (F.relu, torch.relu, torch.relu_)
+_MAX_POOL = (
+    F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
+)  # fmt: skip
+_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
@@ -42,17 +56,16 @@ def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
     except Exception as error:  # a user's module may hold anything
         return Network(None, reason=f"it cannot be copied, so it was not traced ({first_line(error)})")
     try:
-        known = hooked(twin)
-        train, evaluate, constants = graphs(twin)
-        seen = Example(twin, evaluate, example)
-        network = _network(twin, train, evaluate, seen, policy)
+        places = _hooked(twin)
+        train, evaluate, constants = _graphs(twin)
+        network = _network(twin, train, evaluate, _Example(twin, evaluate, example), policy)
     except Untraceable as error:
         return Network(None, reason=str(error))
-    network.constants, network.hooked = constants, known
+    network.constants, network.hooked = constants, places
     return network
 
 
-def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: Example, policy: Policy) -> Network:
+def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Example, policy: Policy) -> Network:
     refused: set[tuple[str, str]] = set()
     while True:
         analysis = Analysis(model, train, seen.values, seen.count, seen.example, policy, refused)
@@ -68,14 +81,14 @@ def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: Exampl
         pool_first(graph, program, dict(model.named_modules(remove_duplicate=False)))
     resolve = analysis.spaces.resolve
     axes = {name: {a: resolve(p) for a, p in axes.items()} for name, axes in analysis.axes.items()}
-    used = {part.space for per_axis in axes.values() for parts in per_axis.values() for part in parts}
+    used = {segment.space for per_axis in axes.values() for segments in per_axis.values() for segment in segments}
     return Network(
         _steps(train, evaluate, program, analysis),
         axes=axes,
         reads=analysis.reads,
         spaces={root: analysis.spaces[root] for root in analysis.spaces.roots() if root in used},
         operations=[Operation(o.place, o.flops, resolve(o.written), resolve(o.read)) for o in analysis.operations],
-        activations=[Activation(a.place, a.nbytes, resolve(a.parts)) for a in analysis.activations],
+        activations=[Activation(a.place, a.nbytes, resolve(a.segments)) for a in analysis.activations],
         notes=list(dict.fromkeys(analysis.notes)),
         outputs=outputs,
         alias={s: analysis.spaces.find(s) for s in range(analysis.spaces.count)},
@@ -88,17 +101,17 @@ def _check_writes(graph: fx.Graph, program: dict[str, Rule], analysis: Analysis)
     for node in graph.nodes:
         if not _writes_in_place(node, analysis) or not node.args or not isinstance(node.args[0], fx.Node):
             continue
-        below, found = node, node.args[0]
+        reader, source = node, node.args[0]
         copied = False
         while True:
-            copied |= program[below.name].full and analysis.layout(found) is not None
-            if copied and any(order[user] > order[node] for user in found.users if user is not below):
+            copied |= program[reader.name].full and analysis.layout(source) is not None
+            if copied and any(order[user] > order[node] for user in source.users if user is not reader):
                 raise Untraceable(f"{describe(node)} writes in place into a tensor that is read again later")
-            rule = program[found.name]
-            aliases = rule.view or isinstance(rule, Restore) or _writes_in_place(found, analysis)
-            if found.op in ("placeholder", "get_attr") or not aliases or not isinstance(found.args[0], fx.Node):
+            rule = program[source.name]
+            aliases = rule.view or isinstance(rule, Restore) or _writes_in_place(source, analysis)
+            if source.op in ("placeholder", "get_attr") or not aliases or not isinstance(source.args[0], fx.Node):
                 break
-            below, found = found, found.args[0]
+            reader, source = source, source.args[0]
 
 
 def _writes_in_place(node: fx.Node, analysis: Analysis) -> bool:
@@ -107,8 +120,8 @@ def _writes_in_place(node: fx.Node, analysis: Analysis) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_")
     named = str(getattr(node.target, "__name__", "")).endswith("_")
-    known = named or node.target in _INPLACE or bool(node.kwargs.get("inplace", False))
-    return node.op == "call_function" and known
+    inplace = named or node.target in _INPLACE or bool(node.kwargs.get("inplace", False))
+    return node.op == "call_function" and inplace
 
 
 def _output_layers(analysis: Analysis, graph: fx.Graph, program: dict[str, Rule]) -> tuple[set[str], set[str]]:
@@ -140,8 +153,8 @@ def _steps(train: fx.Graph, evaluate: fx.Graph, program: dict[str, Rule], analys
 
     def arguments(node: fx.Node, rule: Rule) -> Arguments:
         def ref(source: fx.Node) -> Any:
-            held = analysis.layout(source) if rule.full else None
-            return Ref(slots[source.name], held if isinstance(held, Layout | tuple) else None)
+            layout = analysis.layout(source) if rule.full else None
+            return Ref(slots[source.name], layout if isinstance(layout, Layout | tuple) else None)
 
         args: Any = fx.node.map_arg(node.args, ref)
         kwargs: Any = fx.node.map_arg(node.kwargs, ref)
@@ -153,6 +166,259 @@ def _steps(train: fx.Graph, evaluate: fx.Graph, program: dict[str, Rule], analys
     steps = []
     for node, other in zip(train.nodes, evaluate.nodes, strict=True):
         rule = program[node.name]
-        done = tuple(release.get(node.name, ()))
-        steps.append(Step(slots[node.name], rule, arguments(node, rule), arguments(other, rule), done, describe(node)))
+        train_arguments, evaluate_arguments = arguments(node, rule), arguments(other, rule)
+        unused = tuple(release.get(node.name, ()))
+        steps.append(Step(slots[node.name], rule, train_arguments, evaluate_arguments, unused, describe(node)))
     return steps
+
+
+def pool_first(graph: fx.Graph, program: Mapping[str, Rule], modules: Mapping[str, nn.Module]) -> None:
+    """Put every max-pool that is the only reader of a ReLU before it; `program` has the rules of the graph's nodes.
+
+    ``max(relu(x)) = relu(max(x))``, and so are the gradients: where a window's maximum is positive both send it to the
+    same place, elsewhere both send nothing. A ReLU after a 2 x 2 pool reads and writes a quarter of the numbers.
+    """
+    for pool in list(graph.nodes):
+        if isinstance(program[pool.name], PoolRule) and _is(pool, modules, _MAX_POOL, _MAX_POOLS):
+            relu = pool.args[0] if pool.args else None
+            if isinstance(relu, fx.Node) and _may_move(relu, program, modules):
+                source = relu.args[0]
+                pool.replace_all_uses_with(relu)
+                pool.update_arg(0, source)
+                relu.update_arg(0, pool)
+                pool.append(relu)
+
+
+def _may_move(relu: fx.Node, program: Mapping[str, Rule], modules: Mapping[str, nn.Module]) -> bool:
+    rule = program[relu.name]
+    is_relu = isinstance(rule, Same) and _is(relu, modules, _RELU, (nn.ReLU,), ("relu", "relu_"))
+    if not is_relu or len(relu.users) != 1 or not relu.args or not isinstance(relu.args[0], fx.Node):
+        return False
+    source = relu.args[0]
+    # In place it also changes its argument, which no other node may then read: only the result of a layer is new.
+    fresh = source.op == "call_module" and any(True for _ in modules[str(source.target)].parameters())
+    return not rule.view or (fresh and len(source.users) == 1)
+
+
+def _is(
+    node: fx.Node, modules: Mapping[str, nn.Module], functions: tuple[object, ...], kinds: tuple[type[nn.Module], ...],
+    methods: tuple[str, ...] = (),
+) -> bool:  # fmt: skip
+    if node.op == "call_module":
+        return type(modules[str(node.target)]) in kinds
+    if node.op == "call_method":
+        return node.target in methods
+    return node.op == "call_function" and any(node.target is function for function in functions)
+
+
+def _hooked(model: nn.Module) -> set[str]:
+    """Layers with hooks, which are called as they are. The graph has no place for those of a container."""
+    places = {place for place, module in model.named_modules(remove_duplicate=False) if has_hooks(module)}
+    for place in places:
+        if not place or not _Tracer().is_leaf_module(model.get_submodule(place), place):
+            raise Untraceable(f"hooks run around {place or 'the model itself'}")
+    return places
+
+
+class _Buffer(fx.Proxy):
+    """A buffer that the forward reads: its numbers may be loaded anew, its shape is known."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, value: Tensor) -> None:
+        super().__init__(node, tracer)
+        self.shape, self.ndim, self._value = value.shape, value.ndim, value
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__(param_shapes_constant=True)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """An attribute that a forward reads; torch.fx would take the numbers of a buffer for constants."""
+        if isinstance(attr_val, Tensor) and not isinstance(attr_val, nn.Parameter):
+            for name, buffer in self.root.named_buffers():
+                if buffer is attr_val:
+                    if name not in parameter_proxy_cache:
+                        parameter_proxy_cache[name] = self.create_proxy(
+                            "get_attr", name, (), {}, proxy_factory_fn=lambda node: _Buffer(node, self, attr_val)
+                        )
+                    return parameter_proxy_cache[name]
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def _graphs(model: nn.Module) -> tuple[fx.Graph, fx.Graph, dict[str, Tensor]]:
+    """The graphs in training and in evaluation, and tensors that the forward makes. `model` is changed: give a copy."""
+    try:
+        own = type(model)
+        # One input, the others at their defaults: fx would otherwise trace `mask is not None` as true.
+        forward = {"forward": lambda self, x: own.forward(self, x)}
+        model.__class__ = type(own.__name__, (own,), {**forward, "__module__": own.__module__})
+        (train, constants), (evaluate, others) = [_trace(model, training) for training in (True, False)]
+    except Untraceable:
+        raise
+    except Exception as error:  # fx raises many kinds of errors on untraceable code; each means the same to us
+        raise Untraceable(f"torch.fx cannot trace it: {first_line(error)}") from None
+    same = constants.keys() == others.keys() and all(alike(constants[k], others[k]) for k in constants)
+    if not same or _signature(train) != _signature(evaluate):
+        raise Untraceable("its forward takes different steps in training and in evaluation")
+    vars(model).update(constants)
+    return train, evaluate, constants
+
+
+def _trace(model: nn.Module, training: bool) -> tuple[fx.Graph, dict[str, Tensor]]:
+    before = _attributes(model)
+    with mode(model, training), quiet(None) as drawn:
+        graph = _Tracer().trace(model)
+        if drawn():
+            raise Untraceable("its forward draws random numbers that are no part of its graph")
+    new = set(vars(model)) - {name for module, name in before if module is model}
+    constants = {name: vars(model).pop(name) for name in new if name.startswith("_tensor_constant")}
+    after = _attributes(model)
+    for module, name in after.keys() | before.keys():
+        if after.get((module, name), after) is not before.get((module, name), before):
+            raise Untraceable(f"its forward sets an attribute ({type(module).__name__}.{name})")
+    return graph, constants
+
+
+def _attributes(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Everything that modules hold; a graph would not set it."""
+    values = {(module, name): value for module in model.modules() for name, value in vars(module).items()}
+    return values | {
+        (module, f"{name} (a buffer)"): b for module in model.modules() for name, b in module._buffers.items()
+    }
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two results are the same but for rounding."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return bool(a == b) if not isinstance(a, Tensor) and not isinstance(b, Tensor) else False
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def _signature(graph: fx.Graph) -> list[Any]:
+    """Steps and their arguments; booleans and rates may differ between training and evaluation (dropout)."""
+
+    def plain(arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return ("node", arg.name)
+        return type(arg).__name__ if isinstance(arg, bool | float) else arg
+
+    return [
+        (n.op, n.target, n.name, fx.node.map_aggregate(n.args, plain), fx.node.map_aggregate(n.kwargs, plain))
+        for n in graph.nodes
+    ]
+
+
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Train or eval mode for all submodules; every one gets its own flag back afterwards."""
+    flags = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+@contextmanager
+def quiet(device: torch.device | None) -> Iterator[Any]:
+    """Random generators (torch's, Python's, numpy's) get their state back; yields "was anything drawn?"."""
+    devices = [device] if device is not None and device.type == "cuda" else []
+    others, main = random.getstate(), torch.random.get_rng_state()
+    numbers: Any = np.random.get_state()
+
+    def drawn() -> bool:
+        now: Any = np.random.get_state()
+        same = np.array_equal(numbers[1], now[1]) and numbers[2:] == now[2:] and others == random.getstate()
+        return not (same and torch.equal(main, torch.random.get_rng_state()))
+
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield drawn
+        finally:
+            random.setstate(others)
+            np.random.set_state(numbers)
+
+
+@contextmanager
+def _eager_attention() -> Iterator[None]:
+    """Attention's fused path for inference hides its FLOPs from the counter."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class _Example(fx.Interpreter):
+    """Runs the graph on the example once and keeps every value's shape."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, example: Tensor) -> None:
+        super().__init__(root, graph=graph)
+        self.root, self.example = root, example
+        self.values: dict[str, Any] = {}
+        self.counter: Any = None
+        self.flops: dict[str, float] = {}
+        # From the same random state; code that the graph does not show makes the two differ.
+        for kind, a, b in zip(
+            ("result", "gradient", "state"), self._outcome(root), self._outcome(self.run), strict=True
+        ):
+            if len(a) != len(b) or not all(map(alike, a, b)):
+                raise Untraceable(f"its graph gives another {kind} than its forward")
+
+    def _outcome(self, run: Callable[[Tensor], Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The results of a pass, its gradients (no_grad and autograd.Function are no part of a graph), and buffers."""
+        buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
+        with torch.enable_grad():
+            results = tree_leaves(self._quietly(run))
+            roots = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+            gradients: Any = ()
+            if roots:
+                total = sum((r * torch.linspace(-1, 2, r.numel(), device=r.device).view(r.shape)).sum() for r in roots)
+                gradients = torch.autograd.grad(total, list(self.root.parameters()), allow_unused=True)  # type: ignore[arg-type]
+        moved = [buffer.clone() for buffer in self.root.buffers()]
+        with torch.no_grad():
+            for name, buffer in self.root.named_buffers():
+                buffer.copy_(buffers[name])
+        return [r.detach() if isinstance(r, Tensor) else r for r in results], list(gradients), moved
+
+    def _quietly(self, run: Callable[[Tensor], Any]) -> Any:
+        with quiet(self.example.device), _eager_attention(), mode(self.root, False):
+            try:
+                return run(self.example.clone())
+            except Exception as error:  # whatever a user's forward raises
+                raise Untraceable(f"its graph does not run on the example: {first_line(error)}") from None
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = self.counter.get_total_flops() if self.counter else 0
+        value = super().run_node(n)
+        self.values[n.name] = tree_map_only(Tensor, lambda t: t.detach().to("meta"), value)
+        if self.counter:
+            self.flops[n.name] = float(self.counter.get_total_flops() - before)
+        return value
+
+    def count(self, node: fx.Node) -> float:
+        """FLOPs of a node. Counted only when first asked for: the counter loads a compiler, which takes seconds."""
+        if not self.flops:
+            self.counter = FlopCounterMode(display=False)
+            with self.counter, torch.no_grad():
+                self._quietly(self.run)
+        return self.flops[node.name]
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its kind."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

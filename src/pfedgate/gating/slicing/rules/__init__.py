@@ -1,1 +1,208 @@
-"""What each operation does with dead units: one rule per kind of operation."""
+"""The rules of slicing, and the choice of one for a node. What no rule can prove exact runs on complete tensors.
+
+`operations.py` has elementwise functions, sums, products, views and reductions, `layers.py`, `norm_layers.py` and
+`sequences.py` layers with parameters.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from pfedgate.gating.slicing.analysis import Analysis
+from pfedgate.gating.slicing.axes import dense, layout_of
+from pfedgate.gating.slicing.rules import operations as op
+from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
+from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule
+from pfedgate.gating.slicing.rules.sequences import AttentionRule, RecurrentRule
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
+
+Maker = Callable[[fx.Node, Analysis], Rule]
+
+# f(0) = 0 element by element, so a dropped unit stays exactly zero and need not be computed.
+ZERO_MODULES: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Tanh,
+    nn.Softsign, nn.Tanhshrink, nn.Hardshrink, nn.Softshrink, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
+    nn.Dropout3d,
+)  # fmt: skip
+ZERO_FUNCTIONS: tuple[Any, ...] = (
+    F.relu, torch.relu, torch.relu_, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish,
+    F.hardswish, F.tanh, torch.tanh, F.softsign, F.tanhshrink, F.hardshrink, F.softshrink, torch.abs, torch.neg,
+    torch.square, torch.sin, torch.erf, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, operator.neg,
+)  # fmt: skip
+ZERO_METHODS = (
+    "relu", "relu_", "tanh", "tanh_", "abs", "neg", "square", "contiguous", "clone", "detach", "float", "double",
+    "type_as", "to",
+)  # fmt: skip
+POOL_MODULES: dict[type[nn.Module], int] = {
+    nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,
+    nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3, nn.AdaptiveMaxPool1d: 1,
+    nn.AdaptiveMaxPool2d: 2, nn.AdaptiveMaxPool3d: 3,
+}  # fmt: skip
+POOL_FUNCTIONS: dict[Any, int] = {
+    F.max_pool1d: 1, F.max_pool2d: 2, F.max_pool3d: 3, F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3,
+    torch.max_pool1d: 1, torch.max_pool2d: 2, torch.avg_pool1d: 1, torch.adaptive_avg_pool1d: 1,
+    F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3, F.adaptive_max_pool1d: 1,
+    F.adaptive_max_pool2d: 2, F.adaptive_max_pool3d: 3,
+}  # fmt: skip
+LAYERS: dict[type[nn.Module], Maker] = {
+    nn.Linear: LinearRule,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), ConvRule),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), BatchNormRule),
+    nn.LayerNorm: LayerNormRule,
+    nn.GroupNorm: GroupNormRule,
+    nn.Embedding: EmbeddingRule,
+    nn.MultiheadAttention: AttentionRule,
+    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), RecurrentRule),
+    nn.PReLU: PReLURule,
+    nn.Flatten: op.Reshape,
+    **dict.fromkeys(ZERO_MODULES, op.Same),
+}
+_FUNCTIONS: dict[Any, Maker] = {
+    **dict.fromkeys(ZERO_FUNCTIONS, op.Same),
+    **dict.fromkeys((torch.flatten, torch.reshape), op.Reshape),
+    **dict.fromkeys((torch.transpose, torch.permute, torch.unsqueeze, torch.squeeze, torch.movedim), op.Move),
+    **dict.fromkeys((torch.mean, torch.sum, torch.amax, torch.amin, torch.max, torch.min), op.Reduce),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub), op.Add),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, operator.truediv, torch.div), op.Multiply),
+    **dict.fromkeys((torch.cat, torch.concat), op.Concatenate),
+    operator.getitem: op.Item,
+    getattr: op.Field,
+}
+_METHODS: dict[str, Maker] = {
+    **dict.fromkeys(ZERO_METHODS, op.Same),
+    **dict.fromkeys(("flatten", "view", "reshape"), op.Reshape),
+    **dict.fromkeys(("transpose", "permute", "unsqueeze", "squeeze", "expand", "movedim", "t"), op.Move),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min"), op.Reduce),
+    **dict.fromkeys(("add", "add_", "sub", "sub_"), op.Add),
+    **dict.fromkeys(("mul", "mul_", "div", "div_"), op.Multiply),
+    **dict.fromkeys(("size", "dim"), op.Size),
+}
+
+
+# These multiply no matrices, so that nothing has to be counted.
+CHEAP = {
+    "sigmoid", "sigmoid_", "softmax", "log_softmax", "exp", "log", "sqrt", "rsqrt", "pow", "clamp", "where", "flip",
+    "roll", "stack", "chunk", "split", "unbind", "masked_fill", "pad", "interpolate", "normalize", "norm", "var",
+    "std", "arange", "zeros", "ones", "unflatten", "repeat", "expand_as", "layer_norm", "batch_norm", "group_norm",
+    "instance_norm", "softplus", "logsigmoid", "argmax", "cumsum", "gt", "lt", "ge", "le", "eq", "ne", "floordiv",
+}  # fmt: skip
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """Whether a node without parameters of its own needs no FLOPs worth counting."""
+    ruled = node.target in _FUNCTIONS or node.target in POOL_FUNCTIONS or str(node.target) in _METHODS
+    return node.op == "call_module" or ruled or getattr(node.target, "__name__", str(node.target)) in CHEAP
+
+
+class Source(Rule):
+    """The input of the network."""
+
+    view = True
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        pass
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise AssertionError("the input is given, not computed")
+
+
+class Attribute(Rule):
+    """A parameter, buffer or constant read by the forward itself (a position embedding, a class token)."""
+
+    view = True
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        self.place = str(node.target)
+        self.name: str | None = None
+        value = analysis.values[node.name]
+        parameter = dict(analysis.model.named_parameters(remove_duplicate=False)).get(self.place)
+        if parameter is None:
+            return
+        self.name = analysis.parameter(parameter)
+        axis = value.ndim - 1
+        if axis >= 1:
+            segments = analysis.units(value.shape[axis], "parameter", self.place)
+            analysis.claim(parameter, {axis: segments})
+            self.out = layout_of(axis, segments)
+        else:
+            analysis.claim(parameter, {})
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return run.constant(self.place) if self.name is None else run.weight(self.name)
+
+
+class Restore(op.AsWritten):
+    """Runs a node on complete tensors: the fallback that is always right."""
+
+    full = True
+
+    def __init__(self, node: fx.Node, analysis: Analysis, reason: str) -> None:
+        super().__init__(node, analysis)
+        own = list(analysis.module(node).parameters()) if node.op == "call_module" else []
+        for parameter in own:
+            analysis.claim(parameter, {})
+        if own:
+            analysis.note(node, f"kept whole: {reason}")
+        elif any(op.flat_layouts(analysis.layout(source)) for source in node.all_input_nodes):
+            analysis.note(node, reason)
+        if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
+            analysis.operation(describe(node), flops, dense(1), dense(1))
+
+
+def joins(rule: Rule) -> bool:
+    """Whether all arguments of a node may flow into its result alike."""
+    return isinstance(rule, op.Add | op.Concatenate | op.Multiply | Restore)
+
+
+def _find(node: fx.Node, analysis: Analysis) -> Rule:
+    if node.op == "placeholder":
+        return Source(node, analysis)
+    if node.op == "get_attr":
+        return Attribute(node, analysis)
+    if node.op == "output":
+        return op.Output(node, analysis)
+    if node.op == "call_module":
+        return _module(node, analysis)
+    if not node.args:
+        raise CannotSlice("its input is given by keyword")
+    if "out" in node.kwargs:
+        raise CannotSlice("it writes into a given tensor")
+    if node.op == "call_method":
+        if (rule := _METHODS.get(str(node.target))) is not None:
+            return rule(node, analysis)
+        raise CannotSlice(f".{node.target}() has no rule, so zeros are not known to stay zero")
+    if node.target in POOL_FUNCTIONS:
+        return op.PoolRule(node, analysis, POOL_FUNCTIONS[node.target])
+    if (function := _FUNCTIONS.get(node.target)) is not None:
+        return function(node, analysis)
+    raise CannotSlice(f"{getattr(node.target, '__name__', node.target)} has no rule: f(0) may differ from 0")
+
+
+def _module(node: fx.Node, analysis: Analysis) -> Rule:
+    module = analysis.module(node)
+    if has_hooks(module):
+        raise CannotSlice("hooks run around it")
+    if type(module) in POOL_MODULES:
+        return op.PoolRule(node, analysis, POOL_MODULES[type(module)])
+    if type(module) not in LAYERS:
+        raise CannotSlice(f"{type(module).__name__} has no rule, so zeros are not known to stay zero")
+    if not node.args and not isinstance(module, nn.MultiheadAttention):
+        raise CannotSlice("its input is given by keyword")
+    return LAYERS[type(module)](node, analysis)
+
+
+def choose(node: fx.Node, analysis: Analysis) -> Rule:
+    """The rule of a node, or `Restore` with the reason why there is none."""
+    try:
+        return _find(node, analysis)
+    except CannotSlice as error:
+        return Restore(node, analysis, str(error))

@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
 from pfedgate.gating.slicing.analysis import Analysis
-from pfedgate.gating.slicing.axes import dense
 from pfedgate.gating.slicing.rules.layers import parameter_names
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run
+from pfedgate.gating.slicing.steps import CannotSlice, Rule
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
 
 
-class BatchNormRule(Rule):
-    """A dropped channel's running statistics stay untouched: nothing was seen of it."""
+class NormRule(Rule):
+    """Scale and shift follow the units; a subclass says along which axes it may be sliced, and computes."""
 
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         module: Any = analysis.module(node)
-        held = analysis.tensor_layout(node.args[0])
+        layout = analysis.tensor_layout(node.args[0])
         self.place = str(node.target)
         names = parameter_names(analysis, module)
         self.weight, self.bias = names.get("weight"), names.get("bias")
-        if held is not None:
-            if held.axis != 1:
-                raise CannotSlice("the units do not lie on the channel axis")
-            if not module.affine:
-                raise CannotSlice("a norm without scale and shift moves zeros")
-            analysis.spaces.mark(held.parts, consumer="norm")
-        self.out = held
-        parts = dense(module.num_features) if held is None else held.parts
-        analysis.claim(module.weight, {0: parts})
-        analysis.claim(module.bias, {0: parts})
+        if layout is not None:
+            if reason := self.misfit(module, layout.axis, len(analysis.shape(node))):
+                raise CannotSlice(reason)
+            analysis.spaces.mark(layout.segments, consumer="norm")
+        self.out = layout
+        for parameter in (module.weight, module.bias):
+            analysis.claim(parameter, {} if layout is None else {0: layout.segments})
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = run.module(self.place)
+    def misfit(self, module: Any, axis: int, ndim: int) -> str:
+        """Why units along this axis of the input cannot be left out; nothing if they can."""
+        raise NotImplementedError
+
+
+class BatchNormRule(NormRule):
+    """A dropped channel's running statistics stay untouched: nothing was seen of it."""
+
+    def misfit(self, module: Any, axis: int, ndim: int) -> str:
+        if axis != 1:
+            return "the units do not lie on the channel axis"
+        return "" if module.affine else "a norm without scale and shift moves zeros"
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
-        index = None if self.out is None else run.index(self.out.parts)
+        index = None if self.out is None else run.index(self.out.segments)
         mean, var = module.running_mean, module.running_var
         moves = module.training and mean is not None
         factor = 0.0 if module.momentum is None else module.momentum
@@ -55,25 +67,15 @@ class BatchNormRule(Rule):
         return y
 
 
-class LayerNormRule(Rule):
-    """Statistics over all units, the dropped ones known to be zero; then scale and shift of live ones."""
+class LayerNormRule(NormRule):
+    """Statistics over all units, of which the dropped ones are zero; then scale and shift of live ones."""
 
-    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
-        module: Any = analysis.module(node)
-        held = analysis.tensor_layout(node.args[0])
-        names = parameter_names(analysis, module)
-        self.place, self.weight, self.bias = str(node.target), names.get("weight"), names.get("bias")
-        if held is not None:
-            last = len(analysis.shape(node)) - 1
-            if held.axis != last or module.weight is None or len(module.normalized_shape) != 1:
-                raise CannotSlice("its scale and shift do not match the units")
-            analysis.spaces.mark(held.parts, consumer="norm")
-        self.out = held
-        for parameter in (module.weight, module.bias):
-            analysis.claim(parameter, {} if held is None else {0: held.parts})
+    def misfit(self, module: Any, axis: int, ndim: int) -> str:
+        fits = axis == ndim - 1 and module.weight is not None and len(module.normalized_shape) == 1
+        return "" if fits else "its scale and shift do not match the units"
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, module = args[0], run.module(self.place)
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, module = args[0], run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
         if self.out is None or x.shape[-1] == self.out.length:
             return F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
@@ -85,26 +87,16 @@ class LayerNormRule(Rule):
         return _affine(y, -1, weight, bias)
 
 
-class GroupNormRule(Rule):
-    """As for layer norm, within each group of channels."""
+class GroupNormRule(NormRule):
+    """Layer norm, within each group of channels."""
 
-    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
-        module: Any = analysis.module(node)
-        held = analysis.tensor_layout(node.args[0])
-        names = parameter_names(analysis, module)
-        self.place, self.weight, self.bias = str(node.target), names.get("weight"), names.get("bias")
-        if held is not None:
-            if held.axis != 1 or not module.affine:
-                raise CannotSlice("its scale and shift do not match the units")
-            analysis.spaces.mark(held.parts, consumer="norm")
-        self.out = held
-        for parameter in (module.weight, module.bias):
-            analysis.claim(parameter, {} if held is None else {0: held.parts})
+    def misfit(self, module: Any, axis: int, ndim: int) -> str:
+        return "" if axis == 1 and module.affine else "its scale and shift do not match the units"
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, module = args[0], run.module(self.place)
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, module = args[0], run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
-        index = None if self.out is None else run.index(self.out.parts)
+        index = None if self.out is None else run.index(self.out.segments)
         if index is None:
             return F.group_norm(x, module.num_groups, weight, bias, module.eps)
         channels = module.num_channels // module.num_groups

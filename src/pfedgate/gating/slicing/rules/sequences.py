@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
 from pfedgate.gating.slicing.analysis import Analysis
-from pfedgate.gating.slicing.axes import Layout, Part, Parts, dense, is_dense, layout_of
+from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, layout_of
 from pfedgate.gating.slicing.rules.layers import parameter_names, units_read
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, Run
+from pfedgate.gating.slicing.steps import CannotSlice, Rule
+
+if TYPE_CHECKING:
+    from pfedgate.gating.slicing.execute import Sliced
 
 _RECURRENT: dict[str, Any] = {
     "LSTM": torch.lstm,
@@ -27,12 +30,12 @@ class AttentionRule(Rule):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         module: Any = analysis.module(node)
         self.place = place = str(node.target)
-        wanted = {**dict(zip(("query", "key", "value"), node.args, strict=False)), **node.kwargs}
-        x = wanted.get("query")
-        if not (x is wanted.get("key") is wanted.get("value")):
+        inputs = {**dict(zip(("query", "key", "value"), node.args, strict=False)), **node.kwargs}
+        x = inputs.get("query")
+        if not (x is inputs.get("key") is inputs.get("value")):
             raise CannotSlice("cross-attention")
-        extra = {k for k, v in wanted.items() if k not in ("query", "key", "value", "need_weights") and v is not None}
-        if extra - {"average_attn_weights"} or wanted.get("need_weights", True) is not False:
+        extra = {k for k, v in inputs.items() if k not in ("query", "key", "value", "need_weights") and v is not None}
+        if extra - {"average_attn_weights"} or inputs.get("need_weights", True) is not False:
             raise CannotSlice("attention with masks or returned weights (pass need_weights=False)")
         if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn or len(node.args) > 3:
             raise CannotSlice("attention with separate projections or extra keys")
@@ -42,9 +45,9 @@ class AttentionRule(Rule):
         self.names = parameter_names(analysis, module)
         self.outer = parameter_names(analysis, module.out_proj)
         width, heads = module.embed_dim, module.num_heads
-        read, self.chosen = units_read(analysis, node, x, 2, width, "attention")
+        read, self.inputs = units_read(analysis, node, x, 2, width, "attention")
         units = analysis.units(heads, "heads", place)
-        inner = dense(width) if is_dense(units) else (Part(units[0].space, heads, width // heads),)
+        inner = dense(width) if is_dense(units) else (Segment(units[0].space, heads, width // heads),)
         written = analysis.units(width, "attention", place)
         analysis.claim(module.in_proj_weight, {0: inner * 3, 1: read}, reads=1)
         analysis.claim(module.in_proj_bias, {0: inner * 3})
@@ -58,16 +61,16 @@ class AttentionRule(Rule):
         analysis.operation(f"{place}.out_proj", 2.0 * rows * width * width, written, inner)
         analysis.activation(f"{place}.in_proj", 4.0 * rows * width, inner)  # q, k, v and what the heads write
         analysis.activation(f"{place}.out_proj", rows * width, written)
-        self.parts = (read, inner, written)
+        self.segments = (read, inner, written)
         self.size, self.out = width // heads, (layout_of(2, written), None)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = run.module(self.place)
-        if all(run.index(parts) is None for parts in self.parts):
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = run.modules[self.place]
+        if all(run.index(segments) is None for segments in self.segments):
             return run.call(self.place, args, kwargs)  # nothing is missing: the module itself, bit for bit
         x: Tensor = args[0] if args else kwargs["query"]
-        if self.chosen is not None:
-            x = run.pick(x, Layout(2, self.chosen))
+        if self.inputs is not None:
+            x = run.pick(x, Layout(2, self.inputs))
         if not module.batch_first:
             x = x.transpose(0, 1)
         qkv = F.linear(x, run.weight(self.names["in_proj_weight"]), run.optional(self.names.get("in_proj_bias")))
@@ -90,11 +93,11 @@ class RecurrentRule(Rule):
             raise CannotSlice("a recurrent layer with projections or without a batch axis")
         names = parameter_names(analysis, module)
         gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
-        read, self.chosen = units_read(analysis, node, node.args[0], 2, module.input_size, "recurrent")
+        read, self.inputs = units_read(analysis, node, node.args[0], 2, module.input_size, "recurrent")
         rows = float(analysis.shape(node.args[0])[0] * analysis.shape(node.args[0])[1])
         self.read = read
         self.layers: list[list[str]] = []
-        self.parts: list[Parts] = []
+        self.segments: list[Segments] = []
         suffixes = ["", "_reverse"] if module.bidirectional else [""]
         for layer in range(module.num_layers):
             # Both directions keep the same units, so that one bidirectional call serves them.
@@ -114,19 +117,19 @@ class RecurrentRule(Rule):
             numbers = (gates + 1) * rows * module.hidden_size * len(suffixes)
             analysis.activation(f"{self.place}.{layer}", numbers, units)
             self.layers.append(weights)
-            self.parts.append(units)
+            self.segments.append(units)
             read = units * len(suffixes)
             if layer + 1 < module.num_layers:
                 analysis.spaces.mark(units, consumer="recurrent")
-        state = layout_of(2, self.parts[-1]) if module.num_layers == 1 else None
+        state = layout_of(2, self.segments[-1]) if module.num_layers == 1 else None
         self.out = (layout_of(2, read), (state, state) if module.mode == "LSTM" else state)
 
-    def __call__(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module, x = run.module(self.place), args[0]
-        if all(run.index(parts) is None for parts in (self.read, *self.parts)):
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module, x = run.modules[self.place], args[0]
+        if all(run.index(segments) is None for segments in (self.read, *self.segments)):
             return run.call(self.place, args, kwargs)
-        if self.chosen is not None:
-            x = run.pick(x, Layout(2, self.chosen))
+        if self.inputs is not None:
+            x = run.pick(x, Layout(2, self.inputs))
         lstm, directions = self.mode == "LSTM", 2 if module.bidirectional else 1
         ends: list[list[Tensor]] = [[], []]
         for layer, names in enumerate(self.layers):
@@ -138,9 +141,9 @@ class RecurrentRule(Rule):
             )  # fmt: skip
             if layer + 1 < len(self.layers):
                 x = F.dropout(x, module.dropout, module.training)
-            for kept, state in zip(ends, last, strict=False):
+            for end, state in zip(ends, last, strict=False):
                 # Layers of one module may keep different units, but their last states come as one tensor.
                 one = len(self.layers) == 1
-                kept.append(state if one else run.restore(state, Layout(2, self.parts[layer])))
-        states = [torch.cat(kept) for kept in ends if kept]
+                end.append(state if one else run.restore(state, Layout(2, self.segments[layer])))
+        states = [torch.cat(end) for end in ends if end]
         return x, (states[0], states[1]) if lstm else states[0]

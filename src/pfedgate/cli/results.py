@@ -1,0 +1,112 @@
+"""`report`, `watch` and `export`: looking at runs, finished or not, and taking a model out of one."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from pfedgate.cli.base import Debug, app, command, err, out
+
+if TYPE_CHECKING:
+    from pfedgate.export import Client
+
+
+@app.command()
+@command
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Runs, or comparisons of runs.")],
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Run or algorithm that clients are compared with; else fedavg.")
+    ] = None,
+    figures: Annotated[
+        str | None, typer.Option("--figures", metavar="pdf|svg|png", help="Also write the figures as files.")
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The HTML file; by default report.html in the runs' folder.")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Heading of the report.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write one self-contained HTML report of some runs."""
+    from pfedgate.report import write
+
+    files = write(folders, out_file, baseline=baseline, figures=figures, title=title)
+    out().print(f"report: {files[0]}", highlight=False, soft_wrap=True)
+    if len(files) > 1:
+        out().print(f"figures: {len(files) - 1} files in {files[1].parent}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+@command
+def watch(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or of a comparison.")],
+    every: Annotated[float, typer.Option("--every", help="Seconds between looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and stop.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Follow a run in the terminal; it may run anywhere, this only reads its folder. Ctrl-C leaves it running."""
+    from pfedgate.runs import folder as runfolder
+    from pfedgate.runs.watch import follow, view
+
+    if once:
+        out().print(view(runfolder.load_all(folder)))
+        return
+    follow(folder, out(), every=every)
+
+
+@app.command()
+@command
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    name: Annotated[str, typer.Option("--client", help="Whose model; ids are in clients.csv of the run.")],
+    file: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Share of the dense model; by default the client's in the run.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", metavar="pt2|onnx|pt", help="By default as the file's name ends.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a client's model without its gate: one choice of blocks for all its data, as smaller plain layers."""
+    from pfedgate.export import client, format_of, save
+
+    kind = format_of(file, format)
+    model = client(folder, name, budget=budget)
+    with err().status(f"writing {file} …"):
+        save(model.compact, model.example, file, kind)
+        view = _table(model, file, kind)
+    out().print(view)
+    shape = " × ".join(["batch", *map(str, model.example.shape[1:])])
+    dtype = str(model.example.dtype).removeprefix("torch.")
+    out().print(f"{file}: takes {shape} {dtype}, prepared as in training", highlight=False, soft_wrap=True)
+
+
+def _table(client: Client, file: Path, format: str) -> Table:
+    """The compact module beside the dense one it comes from and the gated one it stands for."""
+    from pfedgate.core import measure
+    from pfedgate.export import parameters, save
+    from pfedgate.runs.progress import percent, scaled, size
+
+    with tempfile.TemporaryDirectory() as folder:
+        dense = save(client.dense, client.example, Path(folder) / f"dense.{format}", format).stat().st_size
+    view = Table(title=f"client {client.local.card.id}, test samples: {client.test.n}", title_justify="left")
+    view.add_column("model", no_wrap=True)
+    for title in ("parameters", "FLOP per sample", "file", "test accuracy"):
+        view.add_column(title, justify="right", no_wrap=True)
+    one = client.example[:1]
+    for title, model, nbytes in (
+        ("dense, shared", client.dense, dense),
+        ("compact, one choice", client.compact, file.stat().st_size),
+    ):
+        flops = scaled(measure.flops(partial(model, one)), "FLOP")
+        accuracy = "-" if model is client.dense else percent(client.score(model).accuracy)
+        view.add_row(title, f"{parameters(model):,}", flops, size(nbytes), accuracy)
+    scope = client.gated.gated.gate.config.scope
+    view.add_row(f"gated, a choice per {scope}", "-", "-", "-", percent(client.score(client.gated).accuracy))
+    return view
