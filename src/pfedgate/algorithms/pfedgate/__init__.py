@@ -71,10 +71,10 @@ class PFedGate(Algorithm):
     # weights too small for ReLUs; it means the same M for a linear activation.
     gate: GateConfig = field(default_factory=lambda: GateConfig(ranking="nested", initial_bias=0.85))
 
-    paper: ClassVar[str] = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
-    shares: ClassVar[str] = "the parts of the model that were live"
-    keeps: ClassVar[str] = "the gate"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
+    paper = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
+    shares = "the parts of the model that were live"
+    keeps = "the gate"
+    grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
         if self.variant not in (None, "paper"):
