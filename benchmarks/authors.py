@@ -43,12 +43,11 @@ from pfedgate import Budget, GatedModel, InfeasibleBudget, LiveOptimizer, Select
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.algorithms.pfedgate.personal import Personal, Setting
 from pfedgate.core.errors import unknown
-from pfedgate.core.state import inside
-from pfedgate.core.types import Local, State, Task
+from pfedgate.core.types import Local, Task
 from pfedgate.engine.server import Options, run
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.network import GateOutput
-from pfedgate.gating.plan import BlockPlan, PlanTiles
+from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.selection.budget import CostModel, Group, Selector, Term
 from pfedgate.gating.splitters import Block, Piece
 from pfedgate.training.fit import loop
@@ -284,19 +283,17 @@ class Released(PFedGate):
     def _setting(self) -> Setting:
         return ReleasedSetting(super()._setting.gate, departures=switches(self.departures))
 
-    def _fit(self, personal: Personal, private: State, local: Local) -> tuple[float, Tensor, State]:
+    def _fit(self, personal: Personal, local: Local) -> tuple[float, Tensor]:
         departures, loss = switches(self.departures), self.task.loss
         stepper = self._stepper(personal, local)
-        stepper.recall(inside("optim/", private))
         if "bi_level" in departures:
-            loop(self.task, local, lambda batch: personal.step_gate(stepper, loss, batch))
+            loop(self.task, local, lambda batch: personal.step(stepper, loss, batch, gate_alone=True))
             personal.gated.gate.requires_grad_(False)
         value, _ = loop(self.task, local, lambda batch: personal.step(stepper, loss, batch))
         personal.gated.gate.requires_grad_(True)
-        memory = stepper.memory() if self.task.optim.persist_momentum else {}
         if "dense_upload" in departures:
-            return value, torch.arange(PlanTiles(personal.gated.plan).count), memory
-        return value, personal.live_tiles(stepper), memory
+            return value, torch.arange(self.tiles.count)
+        return value, personal.live_tiles(stepper)
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ from typer.testing import CliRunner
 
 from pfedgate.cli import app
 from pfedgate.cli.base import in_words
+from pfedgate.config import options as catalogue
 from pfedgate.config import recipe as config
-from pfedgate.config import sections
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -95,7 +95,7 @@ def elsewhere(folder: Path) -> Iterator[None]:
 
 def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """All blocks of a page in order, as a reader would; what they print."""
-    monkeypatch.setitem(sections.FITTING, "digits", SMALL)
+    monkeypatch.setitem(catalogue.FITTING, "digits", SMALL)
     names: dict[str, object] = {"__name__": page.stem}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), elsewhere(folder):

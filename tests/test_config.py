@@ -15,8 +15,7 @@ from pfedgate import algorithms
 from pfedgate.config import options as schema
 from pfedgate.config import toml
 from pfedgate.config.options import FIXED, SECTIONS, options_of
-from pfedgate.config.recipe import RecipeError, resolve, settings
-from pfedgate.config.sections import GONE, RENAMED
+from pfedgate.config.recipe import GONE, RENAMED, RecipeError, resolve, settings
 from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
 

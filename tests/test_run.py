@@ -227,7 +227,7 @@ def test_the_example_is_nobodys_data() -> None:
 def test_planning_a_recipe_again_traces_nothing_again() -> None:
     recipe = resolve({**TINY, "model": {"name": "cnn_digits"}})
     tasks = [plan(recipe).algorithm.task for _ in range(3)]
-    assert len({id(workspace(task, Setting(), CPU)) for task in tasks}) == 1
+    assert len({id(workspace(task.model, task.inputs, Setting(), CPU)) for task in tasks}) == 1
 
 
 def test_the_seed_of_the_run_is_that_of_the_partition_unless_told_otherwise() -> None:

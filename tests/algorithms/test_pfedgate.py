@@ -15,7 +15,7 @@ from torch import nn
 
 from pfedgate import algorithms, data, models
 from pfedgate.algorithms.pfedgate import PFedGate
-from pfedgate.algorithms.pfedgate.personal import Setting, fresh_gate, log_frequencies, plan_tiles, workspace
+from pfedgate.algorithms.pfedgate.personal import Setting, fresh_gate, log_frequencies, workspace
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES
 from pfedgate.core import measure
 from pfedgate.core.mergers import merge
@@ -76,10 +76,10 @@ def test_what_was_never_live_does_not_move_and_is_not_sent(
     personal = algorithm._workspace()
     before = flat(pick(got, personal.names))
     moved = (personal.vector() != before).nonzero()[:, 0]
-    owner = torch.from_numpy(plan_tiles(personal.gated.plan).owner)
+    owner = torch.from_numpy(personal.parts.owner)
     sent = set(update.shared[BLOCKS].tolist())
     assert set(owner[moved].tolist()) <= sent, "momentum or decay moved something that was never live"
-    assert 0 < len(sent) < plan_tiles(personal.gated.plan).count
+    assert 0 < len(sent) < personal.parts.count
     assert update.metrics["density"] <= budget
     assert update.metrics["q"] < 1
     assert any(not torch.equal(after[name], private[name]) for name in private), "the gate has not learnt"
@@ -168,7 +168,7 @@ def test_upload_cap_is_hard_and_the_rest_is_sent_later(task: Task, federation: d
     algorithm, one = make(task, upload=0.2), local(federation, budget=1.0)
     got = algorithm.init_server(0)
     update, private = algorithm.train(got, algorithm.init_client(got, one), one)
-    size = algorithm._workspace().size
+    size = algorithm.tiles.length
     spent = 4 * len(update.shared[BLOCKS]) + 4 * update.shared[VALUES].numel()
     assert spent <= 0.2 * 4 * size
     residual = private["residual"]
@@ -253,13 +253,13 @@ def test_microbatches_are_parts_of_a_batch(task: Task) -> None:
 
 def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     """The gate's FLOPs beyond 2 % come out of a client's budget too; selectors are made once per budget."""
-    personal = workspace(task, Setting(GateConfig(pool=8, max_share=9.0), (("blocks", 20),)), CPU)
+    personal = workspace(task.model, task.inputs, Setting(GateConfig(pool=8, max_share=9.0), (("blocks", 20),)), CPU)
     plan, model = personal.gated.plan, make(task).init_server(0)
     dense = plan.costs.dense()["flops"]
     assert plan.gate_flops > 0.02 * dense
     selectors = []
     for share in (0.5, 0.3, 0.5):
-        personal.load(model, fresh_gate(personal, plan.budget(share), 0, "gate"), plan.budget(share))
+        personal.load(model, fresh_gate(personal, plan.budget(share), 0), plan.budget(share))
         assert personal.gated.selector.limits["flops"] + plan.gate_flops == pytest.approx((share + 0.02) * dense)
         selectors.append(personal.gated.selector)
     assert selectors[0] is selectors[2] is not selectors[1]

@@ -150,7 +150,7 @@ def test_fedrep_moves_the_head_on_a_frozen_body_then_the_body_under_a_frozen_hea
     mine, body = split(head_phase.state, own.__contains__)
     assert equal(body, got), "the frozen body moved"
     assert not equal(mine, inside("own/", private))
-    body_phase = fit(given, {**got, **mine}, one, names=parts.rest(given, own))
+    body_phase = fit(given, {**got, **mine}, one, names=parts.parameters(given, parts.everything(given) - own))
     update, after = algorithm.train(got, private, one)
     assert equal(inside("own/", after), mine), "the head of the first phase did not survive the second"
     assert equal(update.shared, pick(body_phase.state, got))

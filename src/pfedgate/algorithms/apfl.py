@@ -14,7 +14,6 @@ fixed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -44,9 +43,9 @@ class APFL(PrivateModel):
     update_alpha: str = "round"  # at its first batch (official), at every "batch" (the equations), or "never"
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Deng et al. 2020, Adaptive Personalized Federated Learning"
-    keeps: ClassVar[str] = "a whole model of its own and its share in the mixture"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.25, 0.5, 0.75)}
+    paper = "Deng et al. 2020, Adaptive Personalized Federated Learning"
+    keeps = "a whole model of its own and its share in the mixture"
+    grid: ClassVar = {"alpha": (0.25, 0.5, 0.75)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

@@ -12,9 +12,8 @@ A novel client starts from w and does `adapt_epochs` on its personal objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pfedgate.algorithms import register
 from pfedgate.algorithms.private_parts import PrivateModel
@@ -33,9 +32,9 @@ class Ditto(PrivateModel):
     personal_lr: float | None = None  # None: the task's
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
-    keeps: ClassVar[str] = "a whole model of its own"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lam": (0.05, 0.1, 0.5, 0.8)}
+    paper = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
+    keeps = "a whole model of its own"
+    grid: ClassVar = {"lam": (0.05, 0.1, 0.5, 0.8)}
 
     def __post_init__(self) -> None:
         if self.lam < 0:

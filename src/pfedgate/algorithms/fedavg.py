@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfedgate.algorithms import register
 from pfedgate.core.algorithm import Algorithm
@@ -21,7 +20,7 @@ from pfedgate.training.stacked import fit_many, stackable
 class FedAvg(Algorithm):
     """Train the received model for an epoch; the server averages."""
 
-    paper: ClassVar[str] = "McMahan et al. 2017, Communication-Efficient Learning of Deep Networks"
+    paper = "McMahan et al. 2017, Communication-Efficient Learning of Deep Networks"
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of SGD from the received model."""

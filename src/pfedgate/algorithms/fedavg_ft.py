@@ -7,7 +7,6 @@ or schedule of its own survives (in the references both do, which handicaps the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -27,7 +26,7 @@ class FedAvgFT(FedAvg):
     tune_epochs: int = 1  # the paper's fine-tuning budget
     tune_lr: float | None = None  # default: the rate of training, with the same schedule
 
-    paper: ClassVar[str] = "McMahan et al. 2017, with local fine-tuning before prediction"
+    paper = "McMahan et al. 2017, with local fine-tuning before prediction"
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The received model after `tune_epochs` on the client's training data."""

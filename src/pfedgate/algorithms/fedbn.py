@@ -11,7 +11,6 @@ trained.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,9 @@ from pfedgate.training.fit import Batch, loop
 class FedBN(parts.PrivatePart):
     """FedAvg with private BatchNorm layers."""
 
-    paper: ClassVar[str] = "Li et al. 2021, FedBN: Federated Learning on Non-IID Features"
-    shares: ClassVar[str] = "all but BatchNorm"
-    keeps: ClassVar[str] = "BatchNorm layers, statistics included"
+    paper = "Li et al. 2021, FedBN: Federated Learning on Non-IID Features"
+    shares = "all but BatchNorm"
+    keeps = "BatchNorm layers, statistics included"
 
     @property
     def own(self) -> parts.Part:

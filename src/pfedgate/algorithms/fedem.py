@@ -15,9 +15,9 @@ reference does one step per evaluation and carries it over). Weights are n_i, no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,10 +50,10 @@ class FedEM(Algorithm):
     refresh: bool = False  # make pi anew, with the components received, before predicting
     adapt_steps: int = 10  # E-steps of a novel client; no gradient in them
 
-    paper: ClassVar[str] = "Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions"
-    shares: ClassVar[str] = "M whole models"
-    keeps: ClassVar[str] = "M mixture weights"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"components": (3,)}
+    paper = "Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions"
+    shares = "M whole models"
+    keeps = "M mixture weights"
+    grid: ClassVar = {"components": (3,)}
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.adapt_steps < 0:

@@ -10,7 +10,6 @@ heads would have to travel).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
@@ -25,9 +24,9 @@ class FedPer(parts.PrivatePart):
     head: parts.Names | None = None  # private layers; None: the last one with parameters (the paper tries one to four)
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
-    shares: ClassVar[str] = "the body"
-    keeps: ClassVar[str] = "the head"
+    paper = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
+    shares = "the body"
+    keeps = "the head"
 
     @property
     def own(self) -> parts.Part:

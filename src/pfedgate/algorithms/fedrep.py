@@ -13,9 +13,8 @@ frozen body (the official code starts from the average of all heads, which would
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
@@ -35,10 +34,10 @@ class FedRep(parts.PrivatePart):
     head_lr: float | None = None  # None: the task's
     adapt_epochs: int = 1  # a novel client's epochs, the fine-tuning budget of all methods; official: 10
 
-    paper: ClassVar[str] = "Collins et al. 2021, Exploiting Shared Representations for Personalized FL"
-    shares: ClassVar[str] = "the body"
-    keeps: ClassVar[str] = "the head"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"head_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
+    paper = "Collins et al. 2021, Exploiting Shared Representations for Personalized FL"
+    shares = "the body"
+    keeps = "the head"
+    grid: ClassVar = {"head_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
 
     @property
     def own(self) -> parts.Part:
@@ -50,7 +49,7 @@ class FedRep(parts.PrivatePart):
         head, state = inside(parts.OWN, private), parts.join(got, private)
         phases = (
             (head, parts.parameters(self.task, self.own), self.head_epochs, self.head_lr),
-            (got, parts.rest(self.task, self.own), self.body_epochs, None),
+            (got, parts.parameters(self.task, parts.everything(self.task) - self.own), self.body_epochs, None),
         )
         metrics = {"flops": 0.0}
         for part, names, epochs, lr in phases:

@@ -11,7 +11,6 @@ scored sample is never its own neighbour. A novel client builds its memory; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -38,9 +37,9 @@ class KNNPer(FedAvg):
     lam: float | None = None  # share of the neighbours in the prediction; None: chosen on validation, per client
     layer: str | None = None  # features are what enters this layer; None: the last one with parameters
 
-    paper: ClassVar[str] = "Marfoq et al. 2022, Personalized Federated Learning through Local Memorization"
-    keeps: ClassVar[str] = "features of its training data (made anew when needed)"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lam": LAMS, "k": (5, 7, 10)}
+    paper = "Marfoq et al. 2022, Personalized Federated Learning through Local Memorization"
+    keeps = "features of its training data (made anew when needed)"
+    grid: ClassVar = {"lam": LAMS, "k": (5, 7, 10)}
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.scale <= 0 or not 0 <= (self.lam or 0) <= 1:

@@ -17,7 +17,6 @@ averages the predictions of all clients' models, which would have to travel).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -27,6 +26,7 @@ from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial
 from pfedgate.core.state import split
 from pfedgate.core.types import Card, Local, Round, State, Update
+from pfedgate.training.fit import fit
 
 SERVED = "lg/served"  # fingerprints of the clients that have their lower part from the warm model
 
@@ -40,9 +40,9 @@ class LGFedAvg(parts.PrivatePart):
     warmup_rounds: int = 0  # rounds of FedAvg first; official: 400 (MNIST), 1200 (CIFAR-10)
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Liang et al. 2020, Think Locally, Act Globally"
-    shares: ClassVar[str] = "the upper part (after the convolutions)"
-    keeps: ClassVar[str] = "the lower part"
+    paper = "Liang et al. 2020, Think Locally, Act Globally"
+    shares = "the upper part (after the convolutions)"
+    keeps = "the lower part"
 
     def __post_init__(self) -> None:
         if self.warmup_rounds < 0:
@@ -77,9 +77,11 @@ class LGFedAvg(parts.PrivatePart):
         return split(model, self.own.__contains__)[1]
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
-        """Both parts together; the shared one is sent."""
-        own: parts.Part = frozenset() if local.round.index < self.warmup_rounds else self.own
-        return self.train_keeping(own, got, private, local)
+        """Both parts together; the shared one is sent. During the warm-up all is shared, as in FedAvg."""
+        if local.round.index >= self.warmup_rounds:
+            return super().train(got, private, local)
+        done = fit(self.task, got, local)
+        return Update(done.state, local.n, done.metrics), {}
 
     def merger(self, server: State, round: Round) -> Merger:
         """The mean of the shared part; after the warm-up also note who has a lower part now."""

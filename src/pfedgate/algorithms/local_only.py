@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfedgate.algorithms import register
 from pfedgate.algorithms.private_parts import PrivateModel
@@ -24,9 +23,9 @@ class LocalOnly(PrivateModel):
 
     adapt_epochs: int = 1  # epochs of a novel client; the fine-tuning budget of the other methods
 
-    paper: ClassVar[str] = "-"
-    shares: ClassVar[str] = "nothing"
-    keeps: ClassVar[str] = "the whole model"
+    paper = "-"
+    shares = "nothing"
+    keeps = "the whole model"
 
     def init_server(self, seed: int) -> State:
         """The server has nothing to send."""

@@ -12,9 +12,8 @@ starts from w and does `adapt_epochs` on the same objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pfedgate.algorithms import register
 from pfedgate.algorithms.private_parts import PrivateModel
@@ -32,10 +31,10 @@ class MeanRegMTL(PrivateModel):
     momentum: float = 0.0  # prox_sgd of the references has none; with it the pull outlives its cause
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Hanzely & Richtárik 2020, Federated Learning of a Mixture; FedEM's 'pFedMe'"
-    shares: ClassVar[str] = "the whole personal model"
-    keeps: ClassVar[str] = "the personal model, never overwritten"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"mu": (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)}
+    paper = "Hanzely & Richtárik 2020, Federated Learning of a Mixture; FedEM's 'pFedMe'"
+    shares = "the whole personal model"
+    keeps = "the personal model, never overwritten"
+    grid: ClassVar = {"mu": (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)}
 
     def __post_init__(self) -> None:
         if self.mu < 0:

@@ -17,7 +17,7 @@ adapts on *test* batches at evaluation; this one cannot see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,10 +51,8 @@ class PerFedAvg(Algorithm):
     delta: float = 1e-3  # width of the finite difference, relative to ‖w‖/‖g‖
     adapt_steps: int = 1  # personal steps before prediction; the paper's
 
-    paper: ClassVar[str] = (
-        "Fallah et al. 2020, Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach"
-    )
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"alpha": (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)}
+    paper = "Fallah et al. 2020, Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach"
+    grid: ClassVar = {"alpha": (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)}
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,9 +51,9 @@ class PFedHN(Algorithm):
     adapt_epochs: int = 1  # a novel client's epochs on its vector
     adapt_lr: float = 0.1  # its gradient passes through all of H: larger than the task's
 
-    paper: ClassVar[str] = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
-    shares: ClassVar[str] = "the whole model, made for each client"
-    keeps: ClassVar[str] = "nothing (its vector lies on the server)"
+    paper = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
+    shares = "the whole model, made for each client"
+    keeps = "nothing (its vector lies on the server)"
 
     def __post_init__(self) -> None:
         if min(self.vector, self.hidden, self.hidden_layers + 1) < 1:

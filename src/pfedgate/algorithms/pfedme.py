@@ -16,9 +16,8 @@ fixed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +46,11 @@ class PFedMe(Algorithm):
     personal: bool = True  # False scores the shared w instead ("GM" in the paper)
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes"
-    shares: ClassVar[str] = "the whole model w"
-    keeps: ClassVar[str] = "its proximal point theta, to predict with"
+    paper = "Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes"
+    shares = "the whole model w"
+    keeps = "its proximal point theta, to predict with"
     # The rate that is searched for all methods is the inner one here: no trial is spent on a rate that nothing reads.
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"lam": (1.0, 5.0, 15.0, 30.0)}
+    grid: ClassVar = {"lam": (1.0, 5.0, 15.0, 30.0)}
 
     def __post_init__(self) -> None:
         if self.lam < 0 or self.inner_steps < 1:

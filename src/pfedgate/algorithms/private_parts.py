@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 from torch import nn
 
@@ -51,12 +49,8 @@ class PrivatePart(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs on the whole model; the private part stays, the rest is sent."""
-        return self.train_keeping(self.own, got, private, local)
-
-    def train_keeping(self, own: Part, got: State, private: State, local: Local) -> tuple[Update, State]:
-        """The same with another private part, for methods that share all of the model at first."""
         done = fit(self.task, join(got, private), local)
-        part, shared = split(done.state, own.__contains__)
+        part, shared = split(done.state, self.own.__contains__)
         return Update(shared, local.n, done.metrics), under(OWN, part)
 
     def adapt_part(self, got: State, private: State, local: Local, epochs: int, lr: float | None = None) -> State:
@@ -104,12 +98,7 @@ def layers(task: Task) -> dict[str, tuple[str, ...]]:
     >>> layers(Task(partial(build, "mlp")))
     {'fc1': ('fc1.weight', 'fc1.bias'), 'out': ('out.weight', 'out.bias')}
     """
-    return _layers(task.model)
-
-
-@lru_cache(maxsize=64)
-def _layers(task_model: Any) -> dict[str, tuple[str, ...]]:
-    model = skeleton(task_model)
+    model = skeleton(task.model)
     tensors: dict[str, list[str]] = {}
     for name, _ in model.named_parameters():
         tensors.setdefault(name.rpartition(".")[0], []).append(name)
@@ -117,6 +106,12 @@ def _layers(task_model: Any) -> dict[str, tuple[str, ...]]:
         if (layer := name.rpartition(".")[0]) in tensors:
             tensors[layer].append(name)
     return {layer: tuple(names) for layer, names in tensors.items()}
+
+
+def everything(task: Task) -> Part:
+    """All parameters and buffers of the model."""
+    model = skeleton(task.model)
+    return frozenset([*dict(model.named_parameters()), *persistent_buffers(model)])
 
 
 def choose(task: Task, names: Names, option: str) -> Part:
@@ -129,23 +124,18 @@ def choose(task: Task, names: Names, option: str) -> Part:
     Traceback (most recent call last):
     ValueError: head: unknown layer 'uot': did you mean 'out'? Known: fc1, out
     """
-    return _choose(task.model, (names,) if isinstance(names, str) else tuple(names), option)
-
-
-@lru_cache(maxsize=256)
-def _choose(task_model: Any, names: tuple[str, ...], option: str) -> Part:
     part: set[str] = set()
-    for name in names:
-        below = [tensor for tensor in _everything(task_model) if tensor == name or tensor.startswith(f"{name}.")]
+    for name in [names] if isinstance(names, str) else names:
+        below = [tensor for tensor in everything(task) if tensor == name or tensor.startswith(f"{name}.")]
         if not below:
-            raise ValueError(f"{option}: {unknown('layer', name, filter(None, _layers(task_model)))}")
+            raise ValueError(f"{option}: {unknown('layer', name, filter(None, layers(task)))}")
         part.update(below)
     return frozenset(part)
 
 
-def head(task: Task, names: Names | None, option: str = "head") -> Part:
+def head(task: Task, names: Names | None) -> Part:
     """The head: the layers named, or the last layer that has parameters."""
-    return choose(task, names if names is not None else head_layer(task), option)
+    return choose(task, names if names is not None else head_layer(task), "head")
 
 
 def head_layer(task: Task) -> str:
@@ -162,24 +152,13 @@ def upper(task: Task) -> Part:
     >>> sorted(choose(Task(partial(build, "cnn_digits")), "fc1", "") ^ upper(Task(partial(build, "cnn_digits"))))
     ['out.bias', 'out.weight']
     """
-    model, names = skeleton(task.model), list(layers(task))
-    kinds = [model.get_submodule(layer) for layer in names]
+    tensors = layers(task)
+    kinds = [skeleton(task.model).get_submodule(layer) for layer in tensors]
     convolutions = [at for at, kind in enumerate(kinds) if isinstance(kind, nn.modules.conv._ConvNd)]
-    start = convolutions[-1] + 1 if convolutions else len(names) // 2
-    while convolutions and start < len(names) and isinstance(kinds[start], nn.modules.batchnorm._NormBase):
+    start = convolutions[-1] + 1 if convolutions else len(kinds) // 2
+    while convolutions and start < len(kinds) and isinstance(kinds[start], nn.modules.batchnorm._NormBase):
         start += 1  # the norm of the last convolution
-    return frozenset(name for layer in names[start:] for name in layers(task)[layer])
-
-
-def everything(task: Task) -> Part:
-    """All parameters and buffers of the model."""
-    return _everything(task.model)
-
-
-@lru_cache(maxsize=64)
-def _everything(task_model: Any) -> Part:
-    model = skeleton(task_model)
-    return frozenset([name for name, _ in model.named_parameters()]) | frozenset(persistent_buffers(model))
+    return frozenset(name for names in list(tensors.values())[start:] for name in names)
 
 
 def batch_norms(task: Task) -> Part:
@@ -192,8 +171,3 @@ def batch_norms(task: Task) -> Part:
 def parameters(task: Task, part: Part) -> tuple[str, ...]:
     """The parameters of a part, in the model's order: what `fit(names=...)` wants."""
     return tuple(name for name, _ in skeleton(task.model).named_parameters() if name in part)
-
-
-def rest(task: Task, part: Part) -> tuple[str, ...]:
-    """The parameters outside a part, in the model's order."""
-    return tuple(name for name, _ in skeleton(task.model).named_parameters() if name not in part)

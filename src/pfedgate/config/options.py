@@ -1,26 +1,25 @@
 """What may be set in a recipe, and how: names, types, defaults and reasons, read from the code that uses them.
 
-Dataclasses and keyword arguments are the only place where an option is declared. Recipes, the command line and the
-tables of options all read them here, comments included (a comment beside a field, or the lines above it). A field that
-is itself a dataclass contributes its own fields under dotted names: `gate.shift`.
+Dataclasses and keyword arguments are the only place where an option is declared; recipes, the command line and tables
+of options read them here, comments included. The sections below have the same keys always. Keys of [data], [model] and
+[algorithm] are the options of whatever their `name` names; a field that is itself a dataclass contributes its own
+fields under dotted names: `gate.shift`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import textwrap
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from functools import cache
+from typing import Any
 
 from pfedgate import algorithms, models
-from pfedgate.config.sections import Clients, Deploy, Evaluate, Session, Train
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, synthetic
 from pfedgate.data.sharing import Options as DataOptions
@@ -28,6 +27,98 @@ from pfedgate.data.sharing import Sharing
 
 REQUIRED = dataclasses.MISSING
 GIVEN = "given"  # the name of data or a model that came as a Python object
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True)
+class Train:
+    """[train]: what a client does in a round, the same for every method."""
+
+    rounds: int = 100  # the paper trains 400; most of the accuracy is there after a quarter
+    batch: int = 128  # the paper's
+    epochs: int = 1  # over a client's data, each round; the paper's
+    steps: int | None = None  # batches a round instead of epochs: equal work for clients of unequal size
+    drop_last: bool = False  # a client's smaller last batch is data too
+    optimiser: str = "sgd"  # sgd, adam, adamw
+    lr: float = 0.05  # the model's rate, in the middle of the paper's grid .005 to .5
+    momentum: float = 0.9  # within a round; buffers start at zero every round
+    weight_decay: float = 5e-4  # the references' value
+    betas: tuple[float, float] = (0.9, 0.999)  # Adam's usual
+    eps: float = 1e-8  # Adam's usual
+    clip: float | None = 10.0  # norm of the gradient: rarely reached, keeps one bad batch from ruining a round
+    schedule: str = "constant"  # constant, multi_step, cosine, plateau; by the global round
+    milestones: tuple[float, ...] = (0.5, 0.75)  # multi_step: shares of all rounds (FedEM's)
+    gamma: float = 0.1  # multi_step: factor at a milestone (FedEM's)
+    floor: float = 0.0  # cosine: the factor it ends at
+    plateau: float = 0.75  # plateau: factor when validation stops rising
+    patience: int = 10  # plateau: evaluations without a new best before that
+    warmup: int = 0  # rounds of linear rise; small networks need none
+
+
+@dataclass(frozen=True)
+class Clients:
+    """[clients]: who takes part, and what each can afford."""
+
+    fraction: float = 1.0  # share of the clients sampled each round; the paper's main tables use all
+    number: int | None = None  # clients sampled each round, instead of fraction
+    # Share of the dense model a client can afford; also one per client, { id = budget }, a distribution such as
+    # { "0.5" = 0.5, "0.1" = 0.5 }, resources { params = 0.5, latency_ms = 8 }, or the path of a CSV of devices.
+    budget: Any = 1.0
+    novel: float = 0.0  # share of clients held out of training, to be met afterwards (the paper: 0.2)
+    agg_norm: str = "sampled"  # average over the sampled clients; "all" counts the others as unchanged
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise RecipeError(f"clients.fraction must be a share in (0, 1], got {self.fraction}; see clients.number")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """[evaluate]: when and how models are scored; it never changes what is learnt."""
+
+    every: int = 5  # rounds, and always the last one: scoring all clients costs about as much as a third of a round
+    # Models to score: each client's after the broadcast, or also "after_local", as published numbers often are.
+    points: tuple[str, ...] = ("after_broadcast",)
+    batch: int = 512  # only memory and speed depend on it
+    novel: bool = True  # after training, let the clients held out adapt and score them
+
+
+@dataclass(frozen=True)
+class Session:
+    """[run]: where and how it runs; of these only the seed changes the result."""
+
+    seed: int = 0  # everything random follows from it
+    workers: int | str = "auto"  # processes; 1 = this one; auto = one per core where a round is worth it
+    device: str = "auto"  # auto, cpu, cuda, mps; auto takes the first accelerator there is
+    stack: int | str = "auto"  # clients trained at once where the method can: a number, 0 = never
+    checkpoint_every: int = 1  # rounds; a checkpoint is cheap beside a round
+    keep_best: bool = True  # keep the models that were best on validation, beside the last ones
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise RecipeError(f"run.device: {unknown('device', self.device, DEVICES)}")
+        for key, value, least in (("workers", self.workers, 1), ("stack", self.stack, 0)):
+            if value != "auto" and (not isinstance(value, int) or value < least):
+                raise RecipeError(f'run.{key} must be "auto" or a whole number from {least} on, got {value!r}')
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """[deploy]: on many machines (`pfedgate deploy`), how long to wait and for how many; elsewhere without effect."""
+
+    nodes: int = 1  # training starts when so many nodes have told which clients they hold
+    start: float = 300.0  # seconds to wait for them; a node needs some 10 to come up
+    deadline: float = 600.0  # seconds a round may take, an evaluation likewise; who is late is left out
+    quorum: float = 0.5  # share of a round's clients whose updates must have come by then, else the run stops
+    class_names: tuple[str, ...] = ()  # names of all classes, where a node may hold data of some of them only
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or not 0 < self.start < math.inf or not 0 < self.deadline < math.inf:
+            raise RecipeError("[deploy] nodes is at least 1; start and deadline are seconds > 0")
+        if not 0 <= self.quorum <= 1:
+            raise RecipeError(f"[deploy] quorum is a share from 0 to 1, got {self.quorum}")
+
+
 FIXED: dict[str, type[Any]] = {
     "train": Train, "clients": Clients, "evaluate": Evaluate, "run": Session, "deploy": Deploy
 }  # fmt: skip
@@ -62,50 +153,65 @@ ARRAYS = {
     "std": Option("std", float | tuple[float, ...], (), "per channel or feature"),
 }
 
+# Defaults that fit a data set better than those above. A recipe goes over them.
+FITTING: dict[str, dict[str, dict[str, Any]]] = {
+    # 20 clients of about 54 training images: a batch of 128 would be one step a round. At alpha = 0.4 one model for all
+    # does best here (FedAvg beats pFedGate): digits are easy and clients much alike; at 0.1 personal models pay.
+    "digits": {"data": {"alpha": 0.1}, "train": {"batch": 16, "rounds": 30, "lr": 0.1}},
+}
 
-# -- which options a section has
-def options_of(section: str, name: str = "") -> dict[str, Option]:
+# The network for a data set, where [model] names none: the paper's, or a small one of ours.
+NETWORKS = {
+    "digits": "cnn_digits",
+    "cifar10": "cnn_cifar10",
+    "cifar100": "cnn_cifar100",
+    "emnist": "cnn_femnist",
+    "emnist_sd19": "cnn_femnist",
+    "femnist": "cnn_femnist",
+    "folder": "cnn_cifar10",
+}
+
+
+def options_of(section: str, name: str = "") -> Mapping[str, Option]:
     """The options of a section; for [data], [model] and [algorithm] they depend on the name there.
 
     >>> sorted(options_of("model", "mlp")), options_of("evaluate")["every"].default
     (['dropout', 'hidden'], 5)
     """
     if section in FIXED:
-        return of_dataclass(FIXED[section])
+        return of_dataclass(FIXED[section])  # type: ignore[arg-type]  # classes are hashable
     if name == GIVEN or (section == "model" and name == "auto"):
         return {}
+    if section == "data":
+        return _of_data(name)
     if section == "algorithm":
         try:
-            return of_dataclass(algorithms.get(name), leave_out=["task"])
+            return of_dataclass(algorithms.get(name), "task")  # type: ignore[arg-type]
         except KeyError as error:
             raise RecipeError(f"[algorithm] {error.args[0]}") from None
-    return _of_model(name) if section == "model" else _of_data(name)
-
-
-@lru_cache(maxsize=64)
-def _of_model(name: str) -> dict[str, Option]:
     if name not in models.names():
         raise RecipeError(f"[model] {unknown('model', name, [*models.names(), 'auto'])}")
-    return {key: Option(key, _type(value), value) for key, value in models.options(name).items()}
-
-
-def _type(default: Any) -> Any:
-    """The type of a model's option, inferred from its default."""
-    if isinstance(default, (list, tuple)) and default:
-        return tuple[type(default[0]), ...]  # type: ignore[misc]
-    return Any if default is None or default == () else type(default)
+    options: dict[str, Option] = {}
+    for key, default in models.options(name).items():
+        kind: Any = Any if default is None or default == () else type(default)
+        if isinstance(default, (list, tuple)) and default:
+            kind = tuple[type(default[0]), ...]  # type: ignore[misc]
+        options[key] = Option(key, kind, default)
+    return options
 
 
 def _of_data(name: str) -> dict[str, Option]:
     if name in DATASETS:
-        return {**of_dataclass(DataOptions, leave_out=["novel"]), "seed": SEED}
+        return {**of_dataclass(DataOptions, "novel"), "seed": SEED}
     if name not in BUILDERS:
         raise RecipeError(f"[data] {unknown('data set', name, [*DATASETS, *BUILDERS])}")
-    own = {**of_function(BUILDERS[name], leave_out=["novel"]), "seed": SEED}
-    if name == "synthetic":
-        return own
-    arrays = {} if name == "conflicting" else ARRAYS
-    return {**of_dataclass(Sharing, leave_out=["novel"]), **arrays, **own}
+    hints, own = _hints(BUILDERS[name]), {}
+    for key, argument in inspect.signature(BUILDERS[name]).parameters.items():
+        if key != "novel" and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL):
+            default = REQUIRED if argument.default is argument.empty else argument.default
+            own[key] = Option(key, hints.get(key, Any), default)
+    sharing = {} if name == "synthetic" else of_dataclass(Sharing, "novel")
+    return {**sharing, **(ARRAYS if name in ("folder", "table") else {}), **own, "seed": SEED}
 
 
 def usual(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -134,22 +240,23 @@ def federation(name: str, options: Mapping[str, Any], *, novel: float = 0.0, see
 
 
 # -- options as the code declares them
-def of_dataclass(cls: type[Any], *, leave_out: Sequence[str] = ()) -> dict[str, Option]:
-    """The fields of a dataclass as options.
+@cache  # a study resolves hundreds of recipes
+def of_dataclass(cls: type[Any], leave_out: str = "") -> Mapping[str, Option]:
+    """The fields of a dataclass as options, all but one.
 
     >>> from pfedgate.core.types import Schedule
     >>> of_dataclass(Schedule)["gamma"]
     Option(name='gamma', type=<class 'float'>, default=0.1, why='multi_step: factor at a milestone')
     """
-    hints, reasons = _hints(cls), comments(cls)  # type: ignore[arg-type]
+    hints, reasons = _hints(cls), comments(cls)
     options: dict[str, Option] = {}
     for field in dataclasses.fields(cls):
-        if field.name in leave_out or not field.init:
+        if field.name == leave_out or not field.init:
             continue
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         if dataclasses.is_dataclass(default):
-            for inner in of_dataclass(type(default)).values():
+            for inner in of_dataclass(type(default)).values():  # type: ignore[arg-type]
                 name = f"{field.name}.{inner.name}"
                 options[name] = Option(name, inner.type, getattr(default, inner.name), inner.why)
         else:
@@ -157,28 +264,15 @@ def of_dataclass(cls: type[Any], *, leave_out: Sequence[str] = ()) -> dict[str, 
     return options
 
 
-def of_function(function: Callable[..., Any], *, leave_out: Sequence[str] = ()) -> dict[str, Option]:
-    """The named arguments of a function as options.
-
-    >>> def net(shape, *, width: float = 1.0): ...
-    >>> of_function(net, leave_out=["shape"])
-    {'width': Option(name='width', type=<class 'float'>, default=1.0, why='')}
-    """
-    hints, options = _hints(function), {}
-    for name, argument in inspect.signature(function).parameters.items():
-        if name in leave_out or argument.kind in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL):
-            continue
-        default = REQUIRED if argument.default is argument.empty else argument.default
-        options[name] = Option(name, hints.get(name, Any), default)
-    return options
-
-
-@cache  # a study resolves hundreds of recipes
 def _hints(declared: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(declared)
     except NameError:  # a type imported only for the type checker: any value goes, the code itself will object
         return dict.fromkeys(getattr(declared, "__annotations__", {}), Any)
+
+
+_FIELD = re.compile(r"    (\w+): [^#]*(?:# *(.*))?$")
+_COMMENT = re.compile(r"    # *(.*)$")
 
 
 def comments(cls: type[Any]) -> dict[str, str]:
@@ -188,115 +282,18 @@ def comments(cls: type[Any]) -> dict[str, str]:
     >>> comments(Optim)["clip"]
     'L2 norm of the gradient, for every method alike'
     """
-    parents = (base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base))
-    return {name: text for base in parents for name, text in _written(base).items()}
-
-
-_FIELD = re.compile(r"    (\w+): [^#]*(?:# *(.*))?$")
-_COMMENT = re.compile(r"    # *(.*)$")
-
-
-@cache  # a source file does not change while it runs
-def _written(cls: type[Any]) -> dict[str, str]:
-    try:
-        lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
-    except (OSError, TypeError):  # built in, or typed into a console
-        return {}
     texts: dict[str, str] = {}
-    above: list[str] = []
-    for line in lines:
-        if comment := _COMMENT.match(line):
-            above.append(comment[1].strip())
-            continue
-        if field := _FIELD.match(line):
-            texts[field[1]] = (field[2] or " ".join(above)).strip()
-        above = []
-    return {field.name: texts[field.name] for field in dataclasses.fields(cls) if texts.get(field.name)}
-
-
-# -- values
-def settle(given: Mapping[str, Any], options: Mapping[str, Option], where: str) -> dict[str, Any]:
-    """Converted values of what was given; an unknown name is an error that suggests the nearest."""
-    for name in given:
-        if name not in options:
-            raise RecipeError(f"[{where}] {unknown('key', name, options)}")
-    return {name: convert(value, options[name].type, f"{where}.{name}") for name, value in given.items()}
-
-
-def convert(value: Any, wanted: Any, where: str) -> Any:
-    """A value from a recipe as the type an option has; the wrong type is an error that says what is right.
-
-    Whole numbers serve as numbers, lists as tuples, and "none" stands for None, which TOML lacks.
-
-    >>> convert([1, 2], tuple[float, ...], "x"), convert("none", float | None, "x")
-    ((1.0, 2.0), None)
-    >>> convert("3", int, "train.rounds")
-    Traceback (most recent call last):
-    pfedgate.core.errors.RecipeError: train.rounds must be a whole number, got '3'
-    """
-    if wanted is Any:
-        return value
-    kinds = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
-    if type(None) in kinds and (value is None or (isinstance(value, str) and value == "none")):
-        return None
-    for kind in sorted(kinds, key=lambda kind: kind is float):  # last, because it would take whole numbers, too
+    for base in reversed(cls.__mro__):
         try:
-            return _as(value, kind, where)
-        except TypeError:
+            lines = textwrap.dedent(inspect.getsource(base)).splitlines() if dataclasses.is_dataclass(base) else []
+        except (OSError, TypeError):  # built in, or typed into a console
             continue
-    raise RecipeError(f"{where} must be {words(wanted)}, got {value!r}")
-
-
-def _as(value: Any, kind: Any, where: str) -> Any:
-    """The value as this kind; TypeError if it is of another one."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if kind in (int, bool, float):
-        if type(value) is kind or (kind is float and type(value) is int):
-            return kind(value)
-    elif kind in (str, Path):
-        if isinstance(value, (str, Path)):
-            return kind(value)
-    elif origin is Literal:
-        if value in inside:
-            return value
-        if isinstance(value, str):
-            raise RecipeError(f"{where}: {unknown('value', value, map(str, inside))}")
-    elif origin in (tuple, list, Sequence):
-        if isinstance(value, (list, tuple)):
-            return _sequence(value, origin, inside, where)
-    elif origin in (dict, Mapping):
-        if isinstance(value, Mapping):
-            return {name: convert(item, inside[1], f"{where}.{name}") for name, item in value.items()}
-    elif isinstance(kind, type) and isinstance(value, kind):
-        return value
-    raise TypeError(f"{value!r} is no {kind}")
-
-
-def _sequence(value: Sequence[Any], origin: Any, inside: tuple[Any, ...], where: str) -> Any:
-    kinds: Sequence[Any] = inside
-    if origin is not tuple or inside[1:] == (Ellipsis,):
-        kinds = [inside[0]] * len(value)
-    if len(value) != len(kinds):
-        raise RecipeError(f"{where} must be a list of {len(kinds)} values, got {value!r}")
-    items = [convert(item, kind, where) for item, kind in zip(value, kinds, strict=True)]
-    return items if origin is list else tuple(items)
-
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
-
-
-def words(wanted: Any) -> str:
-    """A type in words.
-
-    >>> words(float | None), words(tuple[int, ...]), words(Literal["a", "b"])
-    ('a number or "none"', 'a list, each a whole number', '"a" or "b"')
-    """
-    origin, inside = get_origin(wanted), get_args(wanted)
-    if origin in (Union, types.UnionType):
-        kinds = [kind for kind in inside if kind is not type(None) and not (kind is int and float in inside)]
-        return " or ".join([*dict.fromkeys(map(words, kinds)), *(['"none"'] if type(None) in inside else [])])
-    if origin is Literal:
-        return " or ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in inside)
-    if origin in (tuple, list, Sequence):
-        return f"a list, each {words(inside[0])}"
-    return _WORDS.get(wanted) or ("a table" if origin in (dict, Mapping) else str(wanted))
+        above: list[str] = []
+        for line in lines:
+            if comment := _COMMENT.match(line):
+                above.append(comment[1].strip())
+                continue
+            if (field := _FIELD.match(line)) and (text := (field[2] or " ".join(above)).strip()):
+                texts[field[1]] = text
+            above = []
+    return texts

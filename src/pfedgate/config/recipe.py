@@ -3,7 +3,7 @@
     [data]       name, and the options of that data set (clients, alpha, partition, samples, …)
     [model]      name, and the options of that model
     [algorithm]  name, and the hyper-parameters of that algorithm; [algorithm.gate] those of pFedGate's gate
-    [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `sections`
+    [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `options`
     [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1;
                     also in NAME.tuned.toml beside the recipe, which `pfedgate tune --write` writes
 
@@ -24,28 +24,21 @@ from typing import Any
 from pfedgate import algorithms
 from pfedgate.config import toml
 from pfedgate.config.options import (
+    FITTING,
     FIXED,
     GIVEN,
     NAMED,
+    NETWORKS,
     REQUIRED,
     SECTIONS,
-    Option,
-    convert,
-    options_of,
-    settle,
-    usual,
-)
-from pfedgate.config.sections import (
-    DEVICES,
-    FITTING,
-    GONE,
-    NETWORKS,
-    RENAMED,
     Clients,
     Deploy,
     Evaluate,
+    Option,
     Session,
     Train,
+    options_of,
+    usual,
 )
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.types import Optim, Schedule
@@ -59,6 +52,32 @@ Layer = Mapping[str, Any]
 PLACES = ("data_dir", "cache_dir", "source")  # keys of [data] that say where it lies, not what it is
 
 START: Tables = {"data": {"name": "digits"}, "model": {"name": "auto"}, "algorithm": {"name": "pfedgate"}}
+
+# Keys of earlier versions, so that their recipes and run folders can still be read: under a new name, or gone. A key
+# that is gone may only say what holds now; any other value is refused for the reason beside it.
+GATE_FIELDS = {
+    **{name: name for name in ("pre_norm", "post_norm", "activation", "weight_range", "shift", "ranking")},
+    "spread": "initial_scale",
+    "bias": "initial_bias",
+    "predict": "scope",
+}
+RENAMED: dict[str, dict[str, str]] = {
+    "algorithm.pfedgate": {old: f"gate.{new}" for old, new in GATE_FIELDS.items()},
+}
+GONE: dict[str, dict[str, tuple[Any, str]]] = {
+    "train": {
+        "persist_momentum": (False, "momentum that outlives a round points to a model of rounds ago"),
+    },
+    "algorithm.pfedgate": {
+        "half": (False, "float16 differences gained nothing beside upload, which caps what is sent"),
+        "own": ([], "layers of a client's own gained nothing in long training; FedPer, FedRep and LG-FedAvg have them"),
+        "straight_through": ("full", "gradients for live blocks alone gained nothing; pfedgate.gate still has them"),
+        "deviations": ([], "the authors' code is bracketed in benchmarks/ now"),
+        "ignore": (1.0, "believing a client's label counts altogether slowed the shared model"),
+        "common_init": (True, "gates that start apart ended two points lower"),
+        "gate_ones": (False, 'write algorithm.gate.init = "ones"'),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,7 @@ class Recipe:
         return tables
 
     def toml(self, *, comments: bool = True) -> str:
-        """The recipe as TOML, every key with the reason of its default."""
+        """The recipe as TOML, every key with the reason of its default; a key without a value is a comment."""
         lines: list[str] = []
         for section, values in self.tables().items():
             options, table = options_of(section, values.get("name", "")), section
@@ -136,19 +155,16 @@ class Recipe:
                 if inner and table != f"{section}.{inner}":
                     table = f"{section}.{inner}"
                     lines += ["", f"[{table}]"]
-                lines += _line(key, values.get(name, REQUIRED), options.get(name), comments)
+                option = options.get(name, Option(name, Any, REQUIRED))
+                why = option.why if comments else ""
+                if name not in values:
+                    lines += [f"# {key}" + (f": {why}" if why else "")] if comments else []
+                    continue
+                if comments and option.default not in (values[name], REQUIRED):
+                    why = f"[default {toml.dump(option.default)}] {why}".rstrip()
+                lines.append(f"{key} = {toml.dump(values[name])}" + (f"  # {why}" if why else ""))
             lines.append("")
         return "\n".join(lines)
-
-
-def _line(key: str, value: Any, option: Option | None, comments: bool) -> list[str]:
-    """One key as TOML with its reason; a key without a value is a comment."""
-    why = option.why if option is not None else ""
-    if value is REQUIRED:
-        return [f"# {key}" + (f": {why}" if why else "")] if comments else []
-    if option is not None and value != option.default and option.default is not REQUIRED:
-        why = f"[default {toml.dump(option.default)}] {why}".rstrip()
-    return [f"{key} = {toml.dump(value)}" + (f"  # {why}" if why and comments else "")]
 
 
 def settings(given: Sequence[str], section: str = "") -> Layer:
@@ -171,16 +187,15 @@ def settings(given: Sequence[str], section: str = "") -> Layer:
     return layer
 
 
+def _homes(key: str) -> list[str]:
+    """The sections that have this key when no layer says anything."""
+    return [place for place in SECTIONS if key in options_of(place, START.get(place, {}).get("name", ""))]
+
+
 def _homeless(key: str) -> str:
-    places = [section for section in SECTIONS if key in _first_options(section)]
-    if not places:
-        return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
-    return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in places)
-
-
-def _first_options(section: str) -> dict[str, Option]:
-    """The options of a section when no layer says anything."""
-    return options_of(section, START.get(section, {}).get("name", ""))
+    if homes := _homes(key):
+        return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in homes)
+    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
 
 
 def resolve(*layers: Layer | str | Path | None) -> Recipe:
@@ -193,8 +208,7 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
     Traceback (most recent call last):
     pfedgate.core.errors.RecipeError: [train] unknown key 'lrr': did you mean 'lr'? Known: batch, betas, ...
     """
-    tables = [read(layer) if isinstance(layer, (str, Path)) else layer for layer in layers if layer is not None]
-    stack = [_spread(table) for table in tables]
+    stack = [_spread(read(each) if isinstance(each, (str, Path)) else each) for each in layers if each is not None]
     names = _names(stack)
     merged: Tables = {section: {} for section in SECTIONS}
     named = {section: table["name"] for section, table in START.items()}
@@ -204,9 +218,12 @@ def resolve(*layers: Layer | str | Path | None) -> Recipe:
             named[section] = table.get("name", named.get(section))
             # Options of a model or algorithm that is not used in the end mean nothing, or something else, to the one
             # that is. Data keeps them: how to share samples out is a question of its own.
-            if section not in ("model", "algorithm") or named[section] == names[section]:
+            if table and (section not in ("model", "algorithm") or named[section] == names[section]):
                 merged[section].update(_current(table, section, names))
-        for section, table in _tuned(layer, names["algorithm"]).items():
+        tuned = layer.get("tuned", {}).get(names["algorithm"], {})
+        for section, table in _spread(tuned).items() if tuned else ():
+            if section == "tuned" or "name" in table:
+                raise RecipeError(f"[tuned.{names['algorithm']}] may not change {section}.name")
             merged[section].update(_current(table, section, names))
     return _checked(merged)
 
@@ -225,14 +242,6 @@ def read(path: str | Path) -> Layer:
     tables, beside = toml.read(path), tuned_path(path)
     if beside.exists():
         tables["tuned"] = {**toml.read(beside).get("tuned", {}), **tables.get("tuned", {})}
-    return tables
-
-
-def _tuned(layer: Tables, name: str) -> Tables:
-    tables = _spread(layer.get("tuned", {}).get(name, {}))
-    for section, table in tables.items():
-        if section == "tuned" or "name" in table:
-            raise RecipeError(f"[tuned.{name}] may not change {section}.name")
     return tables
 
 
@@ -257,7 +266,7 @@ def _spread(layer: Layer) -> Tables:
 def _current(table: Layer, section: str, names: Mapping[str, str]) -> dict[str, Any]:
     """A section under today's names: inner tables as dotted keys, keys of earlier versions renamed, and said."""
     place = f"{section}.{names[section]}" if section in names else section
-    options = options_of(section, names[section]) if section == "algorithm" and table else {}
+    options = options_of(section, names[section]) if section == "algorithm" else {}
     inner = {key.partition(".")[0] for key in options if "." in key}
     flat: dict[str, Any] = {}
     for key, value in table.items():
@@ -286,7 +295,7 @@ def _names(stack: Sequence[Tables]) -> dict[str, str]:
     for layer in stack:
         for section in NAMED:
             name = layer.get(section, {}).get("name", names[section])
-            names[section] = convert(name, str, f"{section}.name")
+            names[section] = toml.convert(name, str, f"{section}.name")
     for name in (name for layer in stack for name in layer.get("tuned", {})):
         if name not in algorithms.names():  # a misspelt one would never apply
             raise RecipeError(f"[tuned.{name}] {unknown('algorithm', name, algorithms.names())}")
@@ -311,24 +320,11 @@ def _checked(tables: Tables) -> Recipe:
     for section, cls in FIXED.items():
         parts[section] = cls(**_settle(tables[section], options_of(section), section))
     recipe = Recipe(**parts)
-    _check_session(recipe)
     try:
         recipe.optim(), recipe.schedule(), recipe.options()
     except ValueError as error:
         raise RecipeError(str(error)) from None
     return recipe
-
-
-def _check_session(recipe: Recipe) -> None:
-    session, clients = recipe.run, recipe.clients
-    if session.device not in DEVICES:
-        raise RecipeError(f"run.device: {unknown('device', session.device, DEVICES)}")
-    for key, least in (("workers", 1), ("stack", 0)):
-        value = getattr(session, key)
-        if value != "auto" and (not isinstance(value, int) or value < least):
-            raise RecipeError(f'run.{key} must be "auto" or a whole number from {least} on, got {value!r}')
-    if not 0 < clients.fraction <= 1:
-        raise RecipeError(f"clients.fraction must be a share in (0, 1], got {clients.fraction}; see clients.number")
 
 
 def essence(tables: Mapping[str, Any]) -> Tables:
@@ -345,17 +341,18 @@ def essence(tables: Mapping[str, Any]) -> Tables:
     return plain
 
 
-def _settle(given: dict[str, Any], options: Mapping[str, Option], section: str) -> dict[str, Any]:
-    for key in given.keys() - options.keys() - {"name"}:
-        elsewhere = [other for other in SECTIONS if other != section and key in _first_options(other)]
-        if elsewhere:
-            raise RecipeError(f"[{section}] has no key {key!r}: it belongs in [{elsewhere[0]}]")
-    values = settle(given, options, section)
-    if "budget" in values:
-        values["budget"] = _budget(values["budget"])
-    for key in ("data_dir", "cache_dir", "path"):
-        if section == "data" and values.get(key) is not None:
-            # Absolute, so that a run can be resumed from another folder.
+def _settle(given: Mapping[str, Any], options: Mapping[str, Option], section: str) -> dict[str, Any]:
+    """Converted values; paths become absolute, so that a run can be resumed from another folder."""
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in options:
+            if homes := _homes(key):
+                raise RecipeError(f"[{section}] has no key {key!r}: it belongs in [{homes[0]}]")
+            raise RecipeError(f"[{section}] {unknown('key', key, options)}")
+        values[key] = toml.convert(value, options[key].type, f"{section}.{key}")
+        if key == "budget":
+            values[key] = _budget(values[key])
+        elif section == "data" and key in ("data_dir", "cache_dir", "path") and values[key] is not None:
             values[key] = str(Path(values[key]).expanduser().resolve())
     return values
 

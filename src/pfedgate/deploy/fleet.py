@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pfedgate.config.sections import Deploy
+from pfedgate.config.options import Deploy
 from pfedgate.deploy.messages import NodeInfo, Parcel, ParcelError, from_records, to_records
 
 POLL = 0.5  # seconds between two looks for replies

@@ -139,7 +139,7 @@ def checked(params: Mapping[str, Axis], recipes: Sequence[Recipe]) -> None:
             raise RecipeError(f"--param {name}: {unknown('key', key, options)}")
         for value in axis.values if isinstance(axis, Choices) else (axis.low, axis.high):
             whole = isinstance(axis, Range) and axis.whole
-            schema.convert(int(value) if whole else value, options[key].type, name)
+            toml.convert(int(value) if whole else value, options[key].type, name)
 
 
 def values(space: Space, point: Point) -> dict[str, Any]:

@@ -15,9 +15,8 @@ the frozen weights; a novel one prunes, takes over the aggregate and trains its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +52,10 @@ class FedMask(Algorithm):
     init_epochs: int = 1  # epochs before the one-shot pruning
     adapt_epochs: int = 1  # a novel client's epochs on its scores
 
-    paper: ClassVar[str] = "Li et al. 2021, FedMask: Joint Computation and Communication-Efficient Personalized FL"
-    shares: ClassVar[str] = "bits of the mask (and the model, before it is frozen)"
-    keeps: ClassVar[str] = "scores of the mask"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"density": (0.3, 0.5)}
+    paper = "Li et al. 2021, FedMask: Joint Computation and Communication-Efficient Personalized FL"
+    shares = "bits of the mask (and the model, before it is frozen)"
+    keeps = "scores of the mask"
+    grid: ClassVar = {"density": (0.3, 0.5)}
 
     def __post_init__(self) -> None:
         words = self.base in ("fedavg", "random") and self.intersection in ("two", "all")

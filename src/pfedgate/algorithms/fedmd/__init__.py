@@ -14,9 +14,9 @@ set, digests the last consensus, and does `adapt_epochs` on its own data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +48,10 @@ class FedMD(Algorithm):
     architectures: Sequence[Callable[[], nn.Module]] = ()  # instead of the task's model: each client has one of these
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
-    paper: ClassVar[str] = "Li and Wang 2019, FedMD: Heterogenous Federated Learning via Model Distillation"
-    shares: ClassVar[str] = "scores on public samples"
-    keeps: ClassVar[str] = "the whole model"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"digest_loss": ("mae", "mse")}
+    paper = "Li and Wang 2019, FedMD: Heterogenous Federated Learning via Model Distillation"
+    shares = "scores on public samples"
+    keeps = "the whole model"
+    grid: ClassVar = {"digest_loss": ("mae", "mse")}
 
     def __post_init__(self) -> None:
         if self.digest_loss not in ("mae", "mse") or self.align < 0:

@@ -17,9 +17,8 @@ keep their running statistics (official: static). A novel client is scored as it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +48,9 @@ class HeteroFL(Algorithm):
     scored: str = "own"  # the client's own part, or "global": the whole model (official)
     adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
-    paper: ClassVar[str] = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
-    shares: ClassVar[str] = "the first units of every layer, as many as the budget allows"
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"level": (None, "b")}
+    paper = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
+    shares = "the first units of every layer, as many as the budget allows"
+    grid: ClassVar = {"level": (None, "b")}
 
     def __post_init__(self) -> None:
         choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"], "scored": ["own", "global"]}

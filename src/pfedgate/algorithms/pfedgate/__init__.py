@@ -24,20 +24,13 @@ from torch import Tensor, nn
 
 from pfedgate.algorithms import register
 from pfedgate.algorithms.pfedgate import tiles as wire
-from pfedgate.algorithms.pfedgate.personal import (
-    Personal,
-    Setting,
-    fresh_gate,
-    start_at_labels,
-    wire_tiles,
-    workspace,
-)
+from pfedgate.algorithms.pfedgate.personal import Personal, Setting, fresh_gate, start_at_labels, workspace
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS, SparseMean, TileMean, Tiles
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.mergers import WeightedMean
-from pfedgate.core.modules import smallest_batch
-from pfedgate.core.state import flat, inside, pick, under
+from pfedgate.core.modules import persistent_buffers, smallest_batch
+from pfedgate.core.state import clone, flat, inside, pick, under
 from pfedgate.core.types import CPU, Card, Local, Round, State, Update
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.optimizer import LiveOptimizer
@@ -71,10 +64,10 @@ class PFedGate(Algorithm):
     # weights too small for ReLUs; it means the same M for a linear activation.
     gate: GateConfig = field(default_factory=lambda: GateConfig(ranking="nested", initial_bias=0.85))
 
-    paper: ClassVar[str] = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
-    shares: ClassVar[str] = "the parts of the model that were live"
-    keeps: ClassVar[str] = "the gate"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
+    paper = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
+    shares = "the parts of the model that were live"
+    keeps = "the gate"
+    grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
         if self.variant not in (None, "paper"):
@@ -90,20 +83,20 @@ class PFedGate(Algorithm):
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate: all start alike, so that masks agree at first and differ by what they learn."""
         personal = self._workspace(local.device)
-        gate = fresh_gate(personal, self._budget(local.card), local.round.seed, "gate")
+        gate = fresh_gate(personal, self._budget(local.card), local.round.seed)
         if self.start == "labels" and self.gate.init != "ones" and self.variant is None:
             start_at_labels(personal, gate, local.train.y)
         return under("gate/", gate)
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
-        personal = self._load(got, private, local)
+        personal = self._load(got, private, local.card, local.device)
         loss, live = self._fit(personal, local)
         packed, residual = self.pack(got, personal.vector(), live, private)
-        q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / personal.size
-        shared = {**packed, **personal.buffers_state()}
-        update = Update(shared, local.n, {"loss": loss, "q": q, **personal.spent()})
-        return update, {**under("gate/", personal.gate_state()), **residual}
+        q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / self.tiles.length
+        shared = {**packed, **clone(persistent_buffers(personal.gated.model))}
+        metrics = {"loss": loss, "q": q, "flops": personal.flops, **personal.stats()}
+        return Update(shared, local.n, metrics), {**under("gate/", personal.gate_state()), **residual}
 
     def _fit(self, personal: Personal, local: Local) -> tuple[float, Tensor]:
         """Train: the loss, and the tiles that were live.
@@ -141,10 +134,10 @@ class PFedGate(Algorithm):
     def landed(self, got: State, update: Update) -> State:
         """The client's copy after training: the tiles it sent, in their places."""
         vector = flat(pick(got, self.names)).cpu()
-        if self.upload is not None:
-            vector = vector + wire.unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
-        else:
+        if self.upload is None:
             vector = wire.unpack_tiles(update.shared, self.tiles, vector)
+        else:
+            vector = vector + wire.unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
         return {**got, **wire.shaped(vector, self.names, got), **wire.beside(update)}
 
     def check(self, got: State, update: Update) -> str | None:
@@ -154,11 +147,11 @@ class PFedGate(Algorithm):
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client trains its gate; the shared model stays as it is."""
-        personal = self._load(got, private, local)
+        personal = self._load(got, private, local.card, local.device)
         stepper = self._stepper(personal, local)
 
         def step(batch: Batch) -> Tensor:
-            return personal.step_gate(stepper, self.task.loss, batch, self._size)
+            return personal.step(stepper, self.task.loss, batch, self._size, gate_alone=True)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
         return under("gate/", personal.gate_state())
@@ -167,17 +160,21 @@ class PFedGate(Algorithm):
         """With gate.scope="client": what the gate makes of all of the client's training data."""
         if self.gate.scope != "client":
             return private
-        personal = self._workspace(local.device, self._predicting)
-        gate = {**personal.gate_state(), **inside("gate/", private)}
-        personal.load(got, gate, self._budget(local.card))
-        personal.remember(self.task, local)
+        gate = under("gate/", self._workspace(local.device, predicting=True).gate_state())
+        personal = self._load(got, {**gate, **private}, local.card, local.device, predicting=True)
+        batches: list[Tensor] = []
+
+        def keep(batch: Batch) -> Tensor:
+            batches.append(batch.x)
+            return batch.x.new_zeros(())
+
+        loop(self.task, local, keep, epochs=1, stream="remember")
+        personal.gated.gate.remember(batches)
         return under("gate/", personal.gate_state())
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
-        personal = self._workspace(setting=self._predicting)
-        personal.load(got, inside("gate/", private), self._budget(card))
-        return personal.copy()
+        return self._load(got, private, card, predicting=True).copy()
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
         """What this client's gate makes of its training data, for reports; see `pfedgate.runs.gates`."""
@@ -197,7 +194,16 @@ class PFedGate(Algorithm):
     # -- parts
     def _stepper(self, personal: Personal, local: Local) -> LiveOptimizer:
         optim, factor = self.task.optim, local.round.factor
-        return personal.optimizer(optim, lr=optim.lr * factor, gate_lr=self.gate_lr * factor)
+        return personal.gated.optimizer(
+            optim.name,
+            lr=optim.lr * factor,
+            gate_lr=self.gate_lr * factor,
+            momentum=optim.momentum,
+            weight_decay=optim.weight_decay,
+            betas=optim.betas,
+            eps=optim.eps,
+            clip=optim.clip,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -207,7 +213,7 @@ class PFedGate(Algorithm):
     @property
     def tiles(self) -> Tiles:
         """What a block of units writes, cut by what it reads."""
-        return wire_tiles(self._workspace().gated.plan)
+        return self._workspace().tiles
 
     @property
     def _setting(self) -> Setting:
@@ -224,13 +230,11 @@ class PFedGate(Algorithm):
         names = ("blocks", "compensate", "smallest", "split")
         return Setting(gate, tuple((name, getattr(self, name)) for name in names))
 
-    @property
-    def _predicting(self) -> Setting:
+    def _workspace(self, device: torch.device = CPU, predicting: bool = False) -> Personal:
         setting = self._setting
-        return replace(setting, gate=replace(setting.gate, scope=self.gate.scope))
-
-    def _workspace(self, device: torch.device = CPU, setting: Setting | None = None) -> Personal:
-        return workspace(self.task, setting or self._setting, device)
+        if predicting:
+            setting = replace(setting, gate=replace(setting.gate, scope=self.gate.scope))
+        return workspace(self.task.model, self.task.inputs, setting, device)
 
     @property
     def _size(self) -> int | None:
@@ -247,7 +251,9 @@ class PFedGate(Algorithm):
         more = budget.activation_bytes * self.task.batch / self._size
         return replace(budget, activation_bytes=min(more, 1.0) if budget.activation_bytes <= 1 else more)
 
-    def _load(self, got: State, private: State, local: Local) -> Personal:
-        personal = self._workspace(local.device)
-        personal.load(got, inside("gate/", private), self._budget(local.card))
+    def _load(
+        self, got: State, private: State, card: Card, device: torch.device = CPU, predicting: bool = False
+    ) -> Personal:
+        personal = self._workspace(device, predicting)
+        personal.load(got, inside("gate/", private), self._budget(card))
         return personal

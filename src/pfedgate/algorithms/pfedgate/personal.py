@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pfedgate.algorithms.pfedgate.tiles import Tiles
 from pfedgate.core.modules import persistent_buffers
 from pfedgate.core.seeds import generator, seeded
 from pfedgate.core.state import flat, pick
-from pfedgate.core.types import Example, Local, Loss, Optim, State, Task
+from pfedgate.core.types import Example, Loss, State
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.start import rank
 from pfedgate.gating.model import GatedModel
@@ -29,7 +29,6 @@ from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.plan import PlanTiles
 from pfedgate.gating.selection.budget import Budget
 from pfedgate.gating.wrap import gate
-from pfedgate.training.fit import loop
 from pfedgate.training.workspace import Batch, flops_per_sample
 
 
@@ -52,8 +51,17 @@ class Personal(nn.Module):
         self.gated, self.task_model = gated, task_model
         self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
         self.names = tuple(gated.plan.shapes)
-        self.size = gated.plan.size
-        self._clear()
+        self.flops, self._densities = 0.0, list[float]()
+
+    @cached_property
+    def parts(self) -> PlanTiles:
+        """The tiles of the plan, and which blocks each of them needs."""
+        return PlanTiles(self.gated.plan)
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        """The same tiles in the form that packing and merging use."""
+        return Tiles.of(torch.from_numpy(self.parts.owner), self.parts.count)
 
     # -- state in, state out
     @torch.no_grad()
@@ -65,7 +73,7 @@ class Personal(nn.Module):
         self.gated.last = None
         self.gated.rebudget(budget)
         self.gated.train()
-        self._clear()
+        self.flops, self._densities = 0.0, []
 
     def gate_state(self) -> State:
         return {name: value.detach().clone() for name, value in self.gated.gate.state_dict().items()}
@@ -74,74 +82,46 @@ class Personal(nn.Module):
         """theta as one vector, in the order of the plan."""
         return flat({name: p.detach() for name, p in self.gated.model.named_parameters()})
 
-    def buffers_state(self) -> State:
-        return {name: value.clone() for name, value in persistent_buffers(self.gated.model).items()}
-
     # -- work
-    def optimizer(self, optim: Optim, *, lr: float, gate_lr: float) -> LiveOptimizer:
-        return self.gated.optimizer(
-            optim.name,
-            lr=lr,
-            gate_lr=gate_lr,
-            momentum=optim.momentum,
-            weight_decay=optim.weight_decay,
-            betas=optim.betas,
-            eps=optim.eps,
-            clip=optim.clip,
-        )
+    def step(
+        self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None, *, gate_alone: bool = False
+    ) -> Tensor:
+        """One step of model and gate, or of the gate on a model that stands still; the mean loss of the batch.
 
-    def step(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
-        """One step of model and gate, computed in microbatches of at most `size` samples."""
+        Batches of more than `size` samples are computed in microbatches.
+        """
         optimizer.zero_grad()
-        value = self._backward(loss, batch, size)
-        optimizer.step()
-        self._count(batch)
+        with _frozen(self.gated.model) if gate_alone else nullcontext():
+            if size is None or batch.n <= size:
+                value = loss(self.gated(batch.x), batch.y).mean()
+                value.backward()  # type: ignore[no-untyped-call]
+                value = value.detach()
+            else:
+                values = []
+                for rows, output in self.gated.microbatches(batch.x, size):
+                    y = batch.y[rows]
+                    value = loss(output, y).mean() * (len(y) / batch.n)
+                    value.backward()  # type: ignore[no-untyped-call]
+                    values.append(value.detach())
+                value = torch.stack(values).sum()
+        optimizer.step_gate() if gate_alone else optimizer.step()
+        last = self.gated.last
+        assert last is not None
+        dense = flops_per_sample(self.task_model, None, batch.x.shape[1:], batch.x.dtype, True)
+        share = last.cost.get("flops", 1.0) if self.gated.execution == "sliced" else 1.0
+        self.flops += batch.n * (dense * share + 6.0 * self.gated.gate.fc.weight.numel())
+        self._densities.append(last.density)
         return value
-
-    def step_gate(self, optimizer: LiveOptimizer, loss: Loss, batch: Batch, size: int | None = None) -> Tensor:
-        """One step of the gate alone, on a model that stands still."""
-        optimizer.zero_grad()
-        with _frozen(self.gated.model):
-            value = self._backward(loss, batch, size)
-        optimizer.step_gate()
-        self._count(batch)
-        return value
-
-    def _backward(self, loss: Loss, batch: Batch, size: int | None) -> Tensor:
-        """Gradients of the batch's mean loss; the loss, detached."""
-        if size is None or batch.n <= size:
-            value = loss(self.gated(batch.x), batch.y).mean()
-            value.backward()  # type: ignore[no-untyped-call]
-            return value.detach()
-        values = []
-        for rows, output in self.gated.microbatches(batch.x, size):
-            y = batch.y[rows]
-            value = loss(output, y).mean() * (len(y) / batch.n)
-            value.backward()  # type: ignore[no-untyped-call]
-            values.append(value.detach())
-        return torch.stack(values).sum()
 
     def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
         """Tiles that were live in at least one step."""
-        masks = [np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)]
-        return torch.from_numpy(plan_tiles(self.gated.plan).live(masks))
+        return torch.from_numpy(self.parts.live(np.frombuffer(mask, np.bool_) for mask in sorted(optimizer.touched)))
 
-    def remember(self, task: Task, local: Local) -> None:
-        """Show the gate all of the client's training data, for decisions per client."""
-        batches: list[Tensor] = []
-
-        def keep(batch: Batch) -> Tensor:
-            batches.append(batch.x)
-            return batch.x.new_zeros(())
-
-        loop(task, local, keep, epochs=1, stream="remember")
-        self.gated.gate.remember(batches)
-
+    # -- prediction
     def copy(self) -> Personal:
         """A module of its own with these values, in evaluation mode; the plan is shared, it never changes."""
         return Personal(copy.deepcopy(self.gated), self.task_model).eval()
 
-    # -- prediction and counting
     def forward(self, x: Tensor) -> Any:
         out = self.gated(x)
         if self.gated.last is not None:
@@ -150,21 +130,6 @@ class Personal(nn.Module):
 
     def stats(self) -> dict[str, float]:
         return {"density": float(np.mean(self._densities))} if self._densities else {}
-
-    def spent(self) -> dict[str, float]:
-        return {"flops": self._flops, **self.stats()}
-
-    def _clear(self) -> None:
-        self._flops, self._densities = 0.0, []  # type: ignore[var-annotated]
-
-    def _count(self, batch: Batch) -> None:
-        last = self.gated.last
-        assert last is not None
-        dense = flops_per_sample(self.task_model, None, batch.x.shape[1:], batch.x.dtype, True)
-        share = last.cost.get("flops", 1.0) if self.gated.execution == "sliced" else 1.0
-        gate = 6.0 * self.gated.gate.fc.weight.numel()
-        self._flops += batch.n * (dense * share + gate)
-        self._densities.append(last.density)
 
 
 @contextmanager
@@ -176,35 +141,18 @@ def _frozen(model: nn.Module) -> Iterator[None]:
         model.requires_grad_(True)
 
 
-def workspace(task: Task, setting: Setting, device: torch.device) -> Personal:
-    """The process's workspace for this model and setting; its contents are whatever the last user left."""
-    return _workspace(task.model, task.inputs, setting, device)
-
-
 @lru_cache(maxsize=16)
-def _workspace(task_model: Any, example: Example, setting: Setting, device: torch.device) -> Personal:
+def workspace(task_model: Any, example: Example, setting: Setting, device: torch.device) -> Personal:
+    """The process's workspace for this model and setting; its contents are whatever the last user left."""
     with seeded(0, "skeleton"):
         model: nn.Module = task_model()
         return Personal(setting.build(model.to(device), example.batch().to(device)), task_model)
 
 
-@lru_cache(maxsize=16)
-def plan_tiles(plan: Any) -> PlanTiles:
-    """The tiles of a plan, computed once."""
-    return PlanTiles(plan)
-
-
-@lru_cache(maxsize=16)
-def wire_tiles(plan: Any) -> Tiles:
-    """The tiles of a plan in the form that packing and merging use."""
-    tiles = plan_tiles(plan)
-    return Tiles.of(torch.from_numpy(tiles.owner), tiles.count)
-
-
-def fresh_gate(personal: Personal, budget: Budget, seed: int, *path: str) -> State:
-    """The State of a new gate, drawn from its own path, that ranks blocks for this budget."""
+def fresh_gate(personal: Personal, budget: Budget, seed: int) -> State:
+    """The State of a new gate that ranks blocks for this budget."""
     gate = copy.deepcopy(personal.pristine)
-    gate.draw(generator(seed, *path))
+    gate.draw(generator(seed, "gate"))
     rank(gate, personal.gated.plan, budget, personal.gated.model)
     state = {name: value.detach().clone() for name, value in gate.state_dict().items()}
     outputs = personal.gated.plan.class_blocks
@@ -237,11 +185,11 @@ def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
         _offsets(gate, own.blocks)[torch.from_numpy(blocks).to(logs.device)] = start
 
 
-def log_frequencies(labels: Tensor, classes: int, ignore: float = 1.0) -> Tensor:
+def log_frequencies(labels: Tensor, classes: int) -> Tensor:
     """Logarithms of how likely each class is for a client with these labels, around 0, as far as they tell much.
 
     Few labels prove little, and a class not seen yet may still come: counts are smoothed by a symmetric Dirichlet
-    prior, of the strength that makes the counts most likely. Then every value is moved towards 0 by `ignore`: smaller
+    prior, of the strength that makes the counts most likely. Then every value is moved towards 0 by 1: smaller
     differences are chance, or the same for all clients, and those the shared model learns better (on FEMNIST, whose
     writers have much the same classes, a writer's own counts predict its labels worse than everybody's).
 
@@ -256,4 +204,4 @@ def log_frequencies(labels: Tensor, classes: int, ignore: float = 1.0) -> Tensor
     likelihood = torch.lgamma(strengths) - torch.lgamma(counts.sum() + strengths)
     likelihood += (torch.lgamma(counts + each) - torch.lgamma(each)).sum(1)
     logs = (counts + each[int(likelihood.argmax())]).log()
-    return nn.functional.softshrink(logs - logs.mean(), ignore)
+    return nn.functional.softshrink(logs - logs.mean(), 1.0)
