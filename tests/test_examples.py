@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.pages import ROOT, SMALL, sections
+from tests.support.pages import ROOT, SMALL, sections
 
 EXAMPLES = ROOT / "examples"
 
 
-def start(name: str, *given: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def run_example(name: str, *given: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [name, *given])
     monkeypatch.setitem(sections.FITTING, "digits", SMALL)
@@ -24,7 +24,7 @@ def start(name: str, *given: str, monkeypatch: pytest.MonkeyPatch, folder: Path)
 def test_own_model_keeps_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start("own_model.py", "--budget", "0.4", "--epochs", "5", monkeypatch=monkeypatch, folder=tmp_path)
+    run_example("own_model.py", "--budget", "0.4", "--epochs", "5", monkeypatch=monkeypatch, folder=tmp_path)
     told = capsys.readouterr().out
     assert 0 < float(re.search(r"any resource: ([0-9.]+) of", told)[1]) <= 0.4  # type: ignore[index]
     assert float(re.search(r"epoch 5: accuracy ([0-9.]+)", told)[1]) > 0.5  # type: ignore[index]
@@ -33,7 +33,7 @@ def test_own_model_keeps_its_budget(
 def test_own_data_keeps_every_budget_and_personal_models_win(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start("own_data.py", "--rounds", "6", "--out", "kept", monkeypatch=monkeypatch, folder=tmp_path)
+    run_example("own_data.py", "--rounds", "6", "--out", "kept", monkeypatch=monkeypatch, folder=tmp_path)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert len(rows) == 6
     for _, budget, density, _, _ in rows:
@@ -44,18 +44,18 @@ def test_own_data_keeps_every_budget_and_personal_models_win(
 
 
 def test_read_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start("read_results.py", monkeypatch=monkeypatch, folder=tmp_path)
+    run_example("read_results.py", monkeypatch=monkeypatch, folder=tmp_path)
     first = capsys.readouterr().out
     assert "pfedgate on digits, 6 rounds" in first
     assert "fedavg on digits, 6 rounds" in first
     assert (tmp_path / "results.png").stat().st_size > 5000
-    start("read_results.py", "runs/example/fedavg", "--plot", "one.svg", monkeypatch=monkeypatch, folder=tmp_path)
+    run_example("read_results.py", "runs/example/fedavg", "--plot", "one.svg", monkeypatch=monkeypatch, folder=tmp_path)
     assert "pfedgate" not in capsys.readouterr().out
     assert (tmp_path / "one.svg").exists()
 
 
 def test_theory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start("theory.py", "--tiny", "--out", "here", monkeypatch=monkeypatch, folder=tmp_path)
+    run_example("theory.py", "--tiny", "--out", "here", monkeypatch=monkeypatch, folder=tmp_path)
     numbers = json.loads((tmp_path / "here" / "theory.json").read_text())
     assert [run["rounds"] for run in numbers["convergence"]["runs"]] == [1, 2]
     for run in numbers["uploads"]["runs"]:
@@ -63,7 +63,7 @@ def test_theory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.
         assert run["density"] - 1e-9 <= run["q"] <= 1
     pictures = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
     assert pictures == ["convergence.svg", "generalisation.svg", "q.svg"]
-    start("theory.py", "--draw", "--out", "here", monkeypatch=monkeypatch, folder=tmp_path)
+    run_example("theory.py", "--draw", "--out", "here", monkeypatch=monkeypatch, folder=tmp_path)
     told = capsys.readouterr().out.splitlines()
     assert told[: len(told) // 2] == told[len(told) // 2 :]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gating.compare import distance, gated_pair
-from tests.gating.zoo import OURS, SMALL, build
+from tests.support.compare import distance, gated_pair
+from tests.support.zoo import OURS, SMALL, build
 from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 

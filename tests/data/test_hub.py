@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.data.files import write_idx, write_images
+from tests.support.files import write_idx, write_images
 
 from pfedgate.data import DATASETS, load
 

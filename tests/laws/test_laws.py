@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.scrambling import scrambled
-from tests.laws.world import (
+from tests.support.scrambling import scrambled
+from tests.support.world import (
     ALGORITHMS,
     MODELS,
     OPTIONS,
     Reordered,
+    check_same,
     example,
     federation,
     go,
-    private_states,
-    same,
+    private_digests,
 )
 
 from pfedgate.core.mergers import merge
@@ -46,7 +46,7 @@ SENDS_WHAT_IT_KEEPS = {"mean_reg_mtl"}
 @every
 @both
 def test_order_of_clients_changes_nothing(name: str, model: str) -> None:
-    same(go(example(name, model)), go(example(name, model), Reordered(federation())))
+    check_same(go(example(name, model)), go(example(name, model), Reordered(federation())))
 
 
 @every
@@ -54,7 +54,7 @@ def test_workers_change_nothing(name: str) -> None:
     options = replace(OPTIONS, evaluate_every=3, novel=True, points=("after_broadcast", "after_local"), stack=2)
     here = go(example(name, "plain"), options=options)
     there = go(example(name, "plain"), options=options, exchange=partial(Processes, workers=2))
-    same(here, there)
+    check_same(here, there)
     assert here.result.history == there.result.history
     assert here.result.scores == there.result.scores
     assert here.result.novel == there.result.novel
@@ -65,7 +65,7 @@ def test_workers_change_nothing(name: str) -> None:
 def test_evaluation_changes_nothing(name: str, model: str) -> None:
     on = replace(OPTIONS, evaluate_every=1, novel=True, points=("after_broadcast", "after_local"))
     evaluated = go(example(name, model), options=on)
-    same(evaluated, go(example(name, model)))
+    check_same(evaluated, go(example(name, model)))
     assert all(0 <= record["after_local"]["accuracy"] <= 1 for record in evaluated.result.history)
     assert len(evaluated.result.scores) == 2 * 6
     assert len(evaluated.result.novel) == 2
@@ -80,7 +80,7 @@ def test_global_generators_are_neither_read_nor_changed(name: str) -> None:
     before = torch.get_rng_state()
     second = go(example(name, "norms"), options=replace(OPTIONS, evaluate_every=2))
     assert torch.equal(before, torch.get_rng_state())
-    same(first, second)
+    check_same(first, second)
 
 
 @every
@@ -88,7 +88,7 @@ def test_test_labels_are_never_read_in_training(name: str) -> None:
     options = replace(OPTIONS, evaluate_every=1)
     fed = federation()
     true, other = go(example(name), fed, options), go(example(name), scrambled(fed, "test"), options)
-    same(true, other)
+    check_same(true, other)
     for a, b in zip(true.result.history, other.result.history, strict=True):
         assert a["after_broadcast"]["val_accuracy"] == b["after_broadcast"]["val_accuracy"]
         assert a["after_broadcast"]["loss"] != b["after_broadcast"]["loss"], "the scores did not notice: no test"
@@ -115,10 +115,10 @@ def test_resuming_changes_nothing(name: str, at: int, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         run(example(name), federation(), options, folder=tmp_path / "cut", exchange=Stops)
     again = go(example(name), options=options, folder=tmp_path / "cut", resume=True)
-    same(whole, again)
+    check_same(whole, again)
     for file in ("metrics.jsonl", "participation.jsonl", "clients.csv"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    assert private_states(tmp_path / "cut") == private_states(tmp_path / "whole")
+    assert private_digests(tmp_path / "cut") == private_digests(tmp_path / "whole")
 
 
 @every
@@ -135,7 +135,7 @@ def test_nothing_private_is_on_the_wire(name: str, model: str) -> None:
     options = replace(OPTIONS, rounds=2)
     done = go(algorithm, fed, options, exchange=partial(Serialised, tap=tap))
     counted = go(algorithm, fed, options)
-    same(done, counted)  # sizes are those of the real messages, too
+    check_same(done, counted)  # sizes are those of the real messages, too
     assert messages
     if name in SENDS_WHAT_IT_KEEPS:
         return
@@ -165,7 +165,7 @@ def test_private_state_of_unsampled_clients_is_untouched(name: str, tmp_path: Pa
 
     def look(event: dict[str, Any]) -> None:
         if event["event"] == "round":
-            seen.append(private_states(tmp_path))
+            seen.append(private_digests(tmp_path))
 
     run(example(name), federation(), options, folder=tmp_path, callbacks=[look])
     rounds = _sampled(tmp_path)
@@ -219,7 +219,7 @@ def test_methods_are_pure(name: str, model: str) -> None:
 def test_a_novel_client_leaves_server_and_clients_alone(name: str) -> None:
     without = go(example(name))
     with_novel = go(example(name), options=replace(OPTIONS, novel=True))
-    same(without, with_novel)
+    check_same(without, with_novel)
     assert {score.client for score in with_novel.result.novel} == set(federation().novel)
     assert not set(with_novel.private) & set(federation().novel)
 

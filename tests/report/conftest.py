@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.browser import Browser, find
+from tests.support.browser import Browser, find
 
 from pfedgate import experiment
 

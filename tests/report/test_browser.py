@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Browser, centre, find
+from tests.support.browser import Browser, centre, find
 
 from pfedgate import report
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.browser import Browser, centre, find
+from tests.support.browser import Browser, centre, find
 
 from pfedgate import report
 from pfedgate.report import html, tables

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Browser, find
+from tests.support.browser import Browser, find
 
 from pfedgate import report
 from pfedgate.report import across, data, html, tables

@@ -40,7 +40,7 @@ STUDY = paper.get("pareto")
 COSTS = {"A": {"costs": {row.name: {"ms": 1.0 + at % 4} for at, row in enumerate(STUDY.rows)}}}
 
 
-def painted() -> Figure:
+def painted_pareto() -> Figure:
     figure = Figure(layout="constrained")
     known: Any = Known(STUDY)
     assert pareto.paint(known, COSTS, figure)
@@ -61,7 +61,7 @@ def test_curves_go_by_s() -> None:
 
 
 def test_marks_can_be_told_apart_and_read() -> None:
-    figure = painted()
+    figure = painted_pareto()
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(labels) == len(set(labels))
     assert any("four microbatches" in label for label in labels)

@@ -28,7 +28,7 @@ from pfedgate.studies.declare import TINY
 from pfedgate.studies.sweep import Campaign
 
 
-def told(folder: Path, name: str) -> dict[str, Any]:
+def page_data(folder: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return found
 
@@ -39,7 +39,7 @@ def test_all_studies_run(tmp_path: Path) -> None:
     written = reproduce(["all"], scale="tiny", out=tmp_path, workers=2)
     results = tmp_path / "tiny" / "results"
     for name in names():
-        study, content = paper.get(name), told(results, name)
+        study, content = paper.get(name), page_data(results, name)
         text = (results / f"{name}.md").read_text()
         assert not content["missing"]
         assert len({(row["row"], row["column"]) for row in content["rows"]}) == len(content["rows"])
@@ -49,13 +49,13 @@ def test_all_studies_run(tmp_path: Path) -> None:
         assert f"`pfedgate reproduce {name} --scale tiny`" in text
         for kind in ("svg", "png"):
             assert (results / f"{name}.{kind}" in written) == bool(study.figure)
-    _check_accuracies(told(results, "table1"))
-    _check_costs(told(results, "table5"), told(results, "table2"))
+    _check_accuracies(page_data(results, "table1"))
+    _check_costs(page_data(results, "table5"), page_data(results, "table2"))
     _check_words(results)
-    novel = told(results, "table8")["rows"][0]["numbers"]
+    novel = page_data(results, "table8")["rows"][0]["numbers"]
     gap = novel["accuracy"]["mean"] - novel["novel"]["mean"]
     assert novel["accuracy-minus-novel"]["mean"] == pytest.approx(gap)
-    assert all(0 < row["numbers"]["global_trained"]["mean"] < 1 for row in told(results, "table10")["rows"])
+    assert all(0 < row["numbers"]["global_trained"]["mean"] < 1 for row in page_data(results, "table10")["rows"])
     again: list[str | None] = []
     reproduce(["all"], scale="tiny", out=tmp_path, workers=1, watch=lambda sweep, label: again.append(label))
     assert set(again) == {""}  # looked, and ran nothing
@@ -66,7 +66,7 @@ def test_pages_of_what_is_there(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*some, "--cells", "*FedAvg*", "--pages"]).exit_code == 1
     assert CliRunner().invoke(app, [*some, "--cells", "*FedAvg*"]).exit_code == 0
     assert CliRunner().invoke(app, [*some, "--pages"]).exit_code == 0
-    content = told(tmp_path / "tiny" / "results", "table9")
+    content = page_data(tmp_path / "tiny" / "results", "table9")
     rows = len(paper.get("table9").rows)
     assert [row["row"] for row in content["rows"]] == ["FedAvg"]
     assert len(content["missing"]) == rows - 1
@@ -93,7 +93,7 @@ def _check_words(results: Path) -> None:
 def test_a_page_says_which_data_is_missing(tmp_path: Path) -> None:
     for worlds, left in (((), []), (("femnist",), ["CIFAR-10"])):
         reproduce(["table8"], scale="small", out=tmp_path, results=tmp_path, worlds=worlds, only_pages=True)
-        assert told(tmp_path, "table8")["left_out"] == left
+        assert page_data(tmp_path, "table8")["left_out"] == left
         assert ("- Not run: CIFAR-10\n" in (tmp_path / "table8.md").read_text()) == bool(left)
 
 
@@ -124,7 +124,7 @@ def test_parts_of_a_study_come_to_the_whole(tmp_path: Path) -> None:
         assert reproduce(["table9"], scale="tiny", out=tmp_path / "parts", part=part) == []
     reproduce(["table9"], scale="tiny", out=tmp_path / "parts", watch=_no_work)
     reproduce(["table9"], scale="tiny", out=tmp_path / "whole")
-    pages = [told(tmp_path / name / "tiny/results", "table9")["rows"] for name in ("parts", "whole")]
+    pages = [page_data(tmp_path / name / "tiny/results", "table9")["rows"] for name in ("parts", "whole")]
     assert pages[0] == pages[1]
 
 
@@ -134,7 +134,7 @@ def _no_work(sweep: Sweep, label: str | None) -> None:
 
 def test_settings_go_over_every_cell_and_are_told(tmp_path: Path) -> None:
     reproduce(["figure-clusters"], scale="tiny", out=tmp_path, over=[{"train": {"rounds": 1}}])
-    content = told(tmp_path / "tiny/results", "figure-clusters")
+    content = page_data(tmp_path / "tiny/results", "figure-clusters")
     assert content["rows"][0]["settings"]["train.rounds"] == 1
     assert content["command"].endswith("--set train.rounds=1")
     run = runfolder.load(next((tmp_path / "tiny/cells").iterdir()))
@@ -246,7 +246,7 @@ def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
     assert kept
     subprocess.run(command, check=True, **quiet)
     assert all((path / "summary.json").stat().st_mtime_ns == when for path, when in kept.items())
-    assert not told(tmp_path / "tiny/results", "table9")["missing"]
+    assert not page_data(tmp_path / "tiny/results", "table9")["missing"]
     for path in root.iterdir():
         assert [line["round"] for line in runfolder.load(path).metrics] == [1, 2], "two processes at one cell"
 

@@ -198,7 +198,7 @@ def one_dimension() -> tuple[nn.Module, Tensor]:
     ), torch.randn(3, 3, 8)  # fmt: skip
 
 
-def residual() -> tuple[nn.Module, Tensor]:
+def residual_blocks() -> tuple[nn.Module, Tensor]:
     """In-place functions, a projection, a difference, and units dropped at random (in training)."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ SMALL: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "gru_both_ways": lambda: recurrent("GRU", bidirectional=True),
     "rnn": lambda: recurrent("RNN", bias=False),
     "one_dimension": one_dimension,
-    "residual": residual,
+    "residual": residual_blocks,
     "attention": attention,
     "two_results": two_results,
 }

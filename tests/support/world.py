@@ -42,7 +42,7 @@ class Norms(nn.Sequential):
 MODELS = {"plain": partial(build, "mlp", (FEATURES,), CLASSES, hidden=(16,)), "norms": Norms}
 
 
-def task(model: str = "plain", **options: Any) -> Task:
+def small_task(model: str = "plain", **options: Any) -> Task:
     example = torch.linspace(-1, 1, 4 * FEATURES).view(4, FEATURES)
     return Task(MODELS[model], optim=Optim(lr=0.05, **options), batch=6, example=example)
 
@@ -77,7 +77,7 @@ OPTIONS = Options(rounds=3, sample=0.5, evaluate_every=0, novel=False, seed=3)
 
 
 def example(name: str, model: str = "plain", **options: Any) -> Algorithm:
-    return algorithms.get(name).example(task(model, **options))
+    return algorithms.get(name).example(small_task(model, **options))
 
 
 @dataclass
@@ -104,13 +104,13 @@ def go(algorithm: Algorithm, fed: Any = None, options: Options = OPTIONS, **how:
     return Outcome(run(algorithm, federation() if fed is None else fed, options, **how))
 
 
-def same(a: Outcome, b: Outcome) -> None:
+def check_same(a: Outcome, b: Outcome) -> None:
     assert a.server == b.server
     assert a.private == b.private
     assert a.training() == b.training()
 
 
-def private_states(folder: Path) -> dict[str, str]:
+def private_digests(folder: Path) -> dict[str, str]:
     """Digests of what a run's folder holds of every client."""
     store = DiskStore(folder / "private", "none")
     return {client: digest(store.get(client) or {}) for client in store.clients()}

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedgate import algorithms
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.state import digest
 from pfedgate.core.types import Card, Federation, Local, Optim, Round, State, Task
@@ -133,10 +132,6 @@ def points() -> Toy:
     return Toy(parts)
 
 
-def build(name: str, task: Task, **options: Any) -> Algorithm:
-    return algorithms.build(name, task, **options)
-
-
 def run(algorithm: Algorithm, federation: Federation, rounds: int = 3, **options: Any) -> Result:
     """Clients one after the other: stacked ones agree to 1e-7 only."""
     options = {"evaluate_every": 1, "stack": 0, "device": "cpu", **options}
@@ -154,7 +149,7 @@ def first(algorithm: Algorithm, one: Local) -> tuple[State, State]:
     return got, algorithm.init_client(got, one)
 
 
-def models(algorithm: Algorithm, result: Result, federation: Federation) -> dict[str, str]:
+def personal_digests(algorithm: Algorithm, result: Result, federation: Federation) -> dict[str, str]:
     """Digests of all clients' personal models, as they are without a further look at data."""
     assert result.store is not None
     found = {}

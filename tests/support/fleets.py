@@ -14,8 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from torch import Tensor
 
 from pfedgate.config import toml
 from pfedgate.deploy import local, starter
@@ -55,7 +53,7 @@ def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
 LIAR = """
 from pathlib import Path
 
-from tests.deploy import lies
+from tests.support import lies
 
 from pfedgate.deploy.flower import client_app
 
@@ -74,7 +72,9 @@ def crooked(folder: Path, tricks: Sequence[str], monkeypatch: pytest.MonkeyPatch
     """From now on fleets start SuperNodes of `crooked`, with these tricks."""
     _tests_importable(monkeypatch)
     script, honest = folder / "supernode", local.program
-    script.write_text(f"#!{sys.executable}\nfrom tests.deploy.crooked import main\n\nmain({list(tricks)})\n")
+    script.write_text(
+        f"#!{sys.executable}\nfrom tests.support.crooked import run_crooked\n\nrun_crooked({list(tricks)})\n"
+    )
     script.chmod(0o700)
     monkeypatch.setattr(local, "program", lambda name: str(script) if name == "flower-supernode" else honest(name))
 
@@ -83,7 +83,7 @@ def _tests_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "src"))))
 
 
-def run(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
+def run_on_fleet(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
     """The log of a run."""
     said = []
     for line in fleet.run(app, config, timeout=timeout * patience()):
@@ -103,11 +103,6 @@ def processes(folder: Path) -> list[int]:
     return running
 
 
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """The same names, and the same bits under each."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
     """An error if it does not come true in time."""
     until = time.monotonic() + seconds * patience()
@@ -116,7 +111,7 @@ def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.2)
 
 
-def gates(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
+def private_of_fleet(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
     """Private states of a fleet whose nodes keep them in folder/node-0, …"""
     from pfedgate.deploy.node import current
 

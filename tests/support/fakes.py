@@ -108,7 +108,7 @@ def deployed(
     return flower.serve(grid, recipe, str(folder / "run"), fleet=fleet), grid, clock
 
 
-def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
+def private_of_nodes(folder: Path, nodes: int = 3) -> dict[str, State]:
     found: dict[str, State] = {}
     for experiment_folder in (folder / "state").iterdir():
         for at in range(nodes):
