@@ -9,12 +9,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
-
 import pfedgate
+from pfedgate import report
+from pfedgate.core.drawing import save
+from pfedgate.report import cards, charts
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.folder import Run
 
@@ -40,15 +38,10 @@ def tell(run: Run) -> None:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for run in runs:
-        left.plot(*zip(*run.curve("accuracy"), strict=True), marker="o", label=run.name)
-        right.plot(sorted(row["accuracy"] for row in run.clients if row["point"] == "after_broadcast"), marker=".")
-    left.set(xlabel="round", ylabel="accuracy")
-    right.set(xlabel="clients, sorted", ylabel="accuracy")
-    left.legend(frameon=False)
-    figure.savefig(path)
-    plt.close(figure)
+    """Two of a report's charts side by side; a chart is a Vega-Lite specification, a plain dictionary."""
+    content = report.gather(runs)
+    panels = [charts.curves(content), charts.sorted_clients(content)]
+    save(cards.still({"hconcat": [panel for panel in panels if panel]}), path)
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pfedgate.report import html, style
+from pfedgate.core.drawing import DASHES, THEMES, config
+from pfedgate.report import html
 
 Floats = npt.NDArray[np.float64]
 # Machado, Oliveira and Fernandes (2009), severity 1: what is left of linear RGB.
@@ -47,39 +47,34 @@ def contrast(one: str, other: str) -> float:
     return high / low
 
 
-def theme(name: str) -> dict[str, str]:
-    css = html._asset("report.css")
-    start = css.index(':root[data-theme="dark"]') if name == "dark" else 0
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", css[start : css.index("}", start)]))
-
-
-@pytest.mark.parametrize("name", ["light", "dark"])
+@pytest.mark.parametrize("name", THEMES)
 @pytest.mark.parametrize("sight", SEEN)
 def test_colours_of_runs_differ(name: str, sight: str) -> None:
-    found = theme(name)
-    seen = [oklab(SEEN[sight] @ linear(found[f"c{at}"])) for at in range(len(style.COLOURS))]
+    seen = [oklab(SEEN[sight] @ linear(colour)) for colour in THEMES[name]["runs"]]
     closest = min(float(np.linalg.norm(one - other)) for one, other in itertools.combinations(seen, 2))
     assert closest > 0.075  # about the least of Okabe and Ito's colours
 
 
-def test_figures_have_the_colours_of_the_page() -> None:
-    found = theme("light")
-    assert [found[f"c{at}"] for at in range(len(style.COLOURS))] == list(style.COLOURS)
-    assert f"c{len(style.COLOURS)}" not in found
-    assert f"COLOURS = {len(style.COLOURS)};" in html._asset("base.js")
-
-
 def test_forty_runs_look_different() -> None:
-    looks = [(look["color"], str(look["linestyle"])) for look in map(style.look, range(40))]
+    colours = THEMES["light"]["runs"]
+    looks = [(colours[at % len(colours)], tuple(DASHES[at % len(DASHES)])) for at in range(40)]
     assert len(set(looks)) == 40
-    assert all(one != other for one, other in itertools.pairwise(line for _, line in looks))
+    assert all(one != other for one, other in itertools.pairwise(pattern for _, pattern in looks))
 
 
-@pytest.mark.parametrize("name", ["light", "dark"])
+def test_the_page_has_the_colours_of_the_charts() -> None:
+    css = html._colours()
+    for name, paint in THEMES.items():
+        assert config(name)["range"]["category"] == paint["runs"]
+        rule = css[css.index(f'[data-theme="{name}"]') :].split("}")[0]
+        assert all(f"--c{at}:{colour};" in rule for at, colour in enumerate(paint["runs"]))
+
+
+@pytest.mark.parametrize("name", THEMES)
 def test_contrast(name: str) -> None:
-    found = theme(name)
+    paint = THEMES[name]
     for text, ground in itertools.product(("ink", "soft", "faint"), ("card", "page", "shade")):
-        assert contrast(found[text], found[ground]) >= 4.5, (text, ground)
-    assert contrast(found["good"], found["good-back"]) >= 4.5
-    for at in range(len(style.COLOURS)):
-        assert contrast(found[f"c{at}"], found["card"]) >= 3, at
+        assert contrast(paint[text], paint[ground]) >= 4.5, (text, ground)
+    assert contrast(paint["good"], paint["good-back"]) >= 4.5
+    for colour in paint["runs"]:
+        assert contrast(colour, paint["card"]) >= 3, colour

@@ -13,7 +13,7 @@ from tests.report.conftest import SMALL, cut
 
 from pfedgate import experiment
 from pfedgate.report import gather, open_runs, tables
-from pfedgate.report.data import _matching, choose_baseline
+from pfedgate.report.content import _matching, choose_baseline
 from pfedgate.runs import folder as runfolder
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.report.conftest import SMALL
 
 from pfedgate import experiment
-from pfedgate.report.gates import gates_of, partition_of, tree
+from pfedgate.report.gate_facts import gates_of, partition_of, tree
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs import gates
 
@@ -116,7 +116,7 @@ def test_what_is_seen_is_what_the_report_says(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"variant": "paper"}, {"predict": "client"}, {"upload": 0.3}, {"split": "flat", "resources": "params"}],
+    [{"variant": "paper"}, {"gate": {"scope": "client"}}, {"upload": 0.3}, {"split": "flat", "resources": "params"}],
     ids=str,
 )
 def test_every_kind_of_gate_can_be_looked_at(tmp_path: Path, options: dict) -> None:

@@ -14,8 +14,8 @@ from pfedgate.report import html
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
 CONTROLS = """(() => {
-    const found = document.querySelectorAll('[data-chart=blocks] .switch button, [data-chart=blocks] option');
-    return Object.fromEntries([...found].map((b) => [b.dataset.value || b.value, !b.disabled]));
+    const found = document.querySelectorAll('[data-chart=blocks] .switch button');
+    return Object.fromEntries([...found].map((b) => [b.dataset.value, !b.disabled]));
 })()"""
 TOLD = "[...document.querySelectorAll('.tile .who')].map((who) => who.textContent)"
 CAPTION = "document.querySelector('[data-chart={}] figcaption').textContent"
@@ -31,12 +31,9 @@ def stateless(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_without_a_checkpoint(browser: Browser, stateless: Path, tmp_path: Path) -> None:
     browser.open(report.write([stateless], tmp_path / "r.html")[0])
-    assert browser.run(CONTROLS) == {"kept": True, "weights": False, "importance": False, "client": True, "tree": False}
-    assert browser.run("document.querySelector('[data-chart=blocks] select').disabled")
+    assert browser.run(CONTROLS) == {}, "with one view there is nothing to choose"
     before = browser.run(CAPTION.format("blocks"))
     assert "M and G of single blocks and the likeness of gates are not available: the run's folder holds no" in before
-    browser.click(*centre(browser, "[data-chart=blocks] [data-value=weights]"))
-    assert browser.run(CAPTION.format("blocks")) == before
     assert "holds no checkpoint" in browser.run("document.querySelector('[data-missing=tree]').textContent")
     assert browser.run("document.querySelector('[data-missing=data]')") is None
     assert browser.console == []
@@ -44,20 +41,21 @@ def test_without_a_checkpoint(browser: Browser, stateless: Path, tmp_path: Path)
 
 def test_controls_follow_the_run_that_is_shown(browser: Browser, runs: Path, stateless: Path, tmp_path: Path) -> None:
     browser.open(report.write([runs / "pfedgate", stateless], tmp_path / "r.html")[0])
-    browser.click(*centre(browser, "[data-chart=blocks] [data-value=weights]"))
+    browser.click(*centre(browser, "[data-chart=blocks] [data-value=M]"))
     assert all(browser.run(CONTROLS).values())
+    browser.wait(f"{CAPTION.format('blocks')}.includes('M, the weight')", 5)
     assert "M, the weight" in browser.run(CAPTION.format("blocks"))
-    choose = """(() => { const box = document.querySelector('#gates .note select'); box.selectedIndex = %d;
+    choose = """(() => { const box = document.querySelector('[data-chart=blocks] select'); box.selectedIndex = %d;
         box.dispatchEvent(new Event('change')); })()"""
     browser.run(choose % 1)
-    assert not browser.run(CONTROLS)["weights"]
+    assert not browser.run(CONTROLS)["M"]
     assert "M, the weight" not in browser.run(CAPTION.format("blocks"))
-    assert "holds no checkpoint" in browser.run(CAPTION.format("tree"))
-    pressed = "document.querySelector('[data-chart=blocks] [data-value=%s]').getAttribute('aria-pressed')"
+    assert "kept: not shown, because" in browser.run("document.querySelector('[data-missing=tree]').textContent")
+    pressed = "document.querySelector('[data-chart=blocks] button[data-value=%s]').getAttribute('aria-pressed')"
     assert browser.run(pressed % "kept") == "true"
     browser.run(choose % 0)
     assert "M, the weight" in browser.run(CAPTION.format("blocks"))
-    assert browser.run(pressed % "weights") == "true"
+    assert browser.run(pressed % "M") == "true"
     assert browser.console == []
 
 
@@ -95,7 +93,7 @@ def test_weights_left_out_for_size(
     size = report.write([runs / "pfedgate"], tmp_path / "r.html")[0].stat().st_size
     monkeypatch.setattr(html, "LARGEST", size - 1)
     browser.open(report.write([runs / "pfedgate"], tmp_path / "r.html")[0])
-    assert browser.run(CONTROLS) == {"kept": True, "weights": False, "importance": False, "client": True, "tree": True}
+    assert browser.run(CONTROLS) == {"by client": True, "by likeness": True}
     assert "to keep this file small" in browser.run(CAPTION.format("blocks"))
 
 
@@ -142,10 +140,8 @@ def test_clients_without_test_data(browser: Browser, runs: Path, tmp_path: Path)
         run["clients"][0]["accuracy"] = None
         del run["clients"][1]["accuracy"]
     browser.open(html.write(content, tmp_path / "r.html"))
-    assert browser.run("document.querySelectorAll('[data-chart=clients-difference] rect[data-client]').length") == 4
-    shown = browser.run(
-        "document.querySelector('[data-chart=clients-sorted] path[data-series=fedavg]').getAttribute('d')"
-    )
+    assert browser.run("document.querySelectorAll('[data-chart=clients-difference] .layer_0_marks path').length") == 4
+    shown = browser.run("document.querySelector('[data-chart=clients-sorted] .mark-line path').getAttribute('d')")
     assert shown.count("L") == 3
     assert "NaN" not in browser.run("document.querySelector('main').innerHTML")
     assert browser.console == []
@@ -153,9 +149,7 @@ def test_clients_without_test_data(browser: Browser, runs: Path, tmp_path: Path)
 
 def test_before_the_first_evaluation(browser: Browser, runs: Path, tmp_path: Path) -> None:
     browser.open(report.write([cut(runs / "fedavg", tmp_path / "early", 1)], tmp_path / "r.html")[0])
-    assert browser.run("document.querySelector('[data-chart=accuracy-rounds] .plot svg').textContent") == (
-        "no round is evaluated yet"
-    )
+    assert "No round is evaluated yet." in browser.run("document.querySelector('#learning').textContent")
     assert "clients" not in browser.run("document.querySelector('header.top p').textContent")
     assert browser.console == []
 

@@ -1,11 +1,11 @@
-"""What a partition looks like: rows for a table, and a picture."""
+"""A partition as rows of a table, and as a chart of clients and classes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
+from pfedgate.core.drawing import Spec, ordinal, quantity, renderer, save, tips
 from pfedgate.data.federation import PARTS, Federation
 
 
@@ -37,7 +37,7 @@ def table(federation: Federation, limit: int | None = None) -> list[list[str | i
 def facts(federation: Federation) -> dict[str, str]:
     """A few lines about the whole, ready to print."""
     about = federation.describe()
-    lines = {
+    entries = {
         "clients": f"{about['clients']} train, {about['novel']} novel",
         "samples": f"{about['samples']} ("
         + ", ".join(f"{part} {count}" for part, count in about["parts"].items())
@@ -49,56 +49,73 @@ def facts(federation: Federation) -> dict[str, str]:
     ways = [
         f"{key}={about[key]}" for key in ("alpha", "beta", "clusters", "shards", "min_samples", "seed") if key in about
     ]
-    lines["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
+    entries["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
     if about.get("repaired"):
-        lines["repaired"] = (
+        entries["repaired"] = (
             f"{len(about['repaired'])} clients were below min_samples after {about['draws']} draws: "
             f"{about['moved']} samples moved from the largest clients"
         )
     if about.get("dropped"):
-        lines["left out"] = f"{about['dropped']} owners with fewer than {about['min_samples']} samples"
+        entries["left out"] = f"{about['dropped']} owners with fewer than {about['min_samples']} samples"
     if about.get("note"):
-        lines["note"] = str(about["note"])
-    return lines
+        entries["note"] = str(about["note"])
+    return entries
+
+
+def partition_chart(
+    clients: Sequence[str], classes: Sequence[str], counts: Sequence[Sequence[int]], *,
+    novel: Sequence[bool] = (), kind: str = "auto", width: int | None = None,
+) -> Spec:  # fmt: skip
+    """Clients × classes as a Vega-Lite specification: counts as areas, or each client's shares as shades.
+
+    `bubbles` suits few clients and classes, `heatmap` many; `auto` decides.
+    """
+    if kind not in ("auto", "bubbles", "heatmap"):
+        raise ValueError(f"kind must be auto, bubbles or heatmap, got {kind!r}")
+    bubbles = kind == "bubbles" or (kind == "auto" and len(clients) <= 40 and len(classes) <= 20)
+    kinds = ["novel" if flag else "training" for flag in novel] or ["training"] * len(clients)
+    rows = [
+        {
+            "client": client, "kind": group, "class": list(classes), "samples": list(samples),
+            "share": [round(100 * count / max(1, sum(samples)), 1) for count in samples],
+        }
+        for client, group, samples in zip(clients, kinds, counts, strict=True)
+    ]  # fmt: skip
+    step = max(9.0, min(24.0, 620 / len(classes)))
+    quiet = {"domain": False, "ticks": False, "labelLimit": 70}
+    upright = 6 * max(map(len, clients), default=1) > (width or 22 * len(clients)) / max(1, len(clients))
+    padding = {"padding": 0.6 if bubbles else 0}
+    axes: Spec = {
+        "x": ordinal("client", "client", sort=None, axis={**quiet, "labelAngle": -90 if upright else 0}, scale=padding),
+        "y": ordinal("class", "class", sort=list(reversed(classes)), axis={**quiet, "grid": bubbles}, scale=padding),
+        "tooltip": tips(client="client", **{"class": "class"}, samples="samples", share="share, %"),
+    }
+    spec: Spec = {
+        "data": {"values": rows},
+        "width": width or max(240, min(1200, 22 * len(clients))),
+        "height": round(step * len(classes)),
+        "transform": [{"flatten": ["class", "samples", "share"]}],
+    }
+    if not bubbles:
+        shade = quantity("share", "share, %", scale={"domain": [0, 100], "range": "ramp"})
+        marks = renderer(len(clients) * len(classes))
+        return {**spec, "mark": "rect", "encoding": {**axes, "color": shade}, "usermeta": marks}
+    spec["transform"].append({"filter": "datum.samples > 0"})
+    legend = {"orient": "bottom"} if any(novel) else None
+    groups: Spec = {"field": "kind", "type": "nominal", "title": None, "scale": {"domain": ["training", "novel"]}}
+    area = quantity("samples", legend=None, scale={"range": [6, 450]})
+    encoding = {**axes, "size": area, "color": {**groups, "legend": legend}}
+    return {**spec, "mark": {"type": "circle", "opacity": 0.78}, "encoding": encoding}
 
 
 def plot(federation: Federation, path: str | Path, *, kind: str = "auto", limit: int = 100) -> Path:
-    """Draw clients × classes to a file; its suffix says the format (png, svg, pdf).
-
-    `bubbles` shows counts as areas and suits few clients and classes, `heatmap` shows each client's label
-    shares; `auto` chooses. At most `limit` clients are drawn.
-    """
-    from matplotlib.figure import Figure
-
-    if kind not in ("auto", "bubbles", "heatmap"):
-        raise ValueError(f"kind must be auto, bubbles or heatmap, got {kind!r}")
+    """Draw clients × classes, `limit` clients at most, to a file; its suffix names the format (png, svg, pdf)."""
     counts = federation.histogram()[:limit]
-    clients, classes = counts.shape
-    if kind == "auto":
-        kind = "bubbles" if clients <= 40 and classes <= 20 else "heatmap"
-    # A Figure of its own, without pyplot: no global state, no window, no figure left open.
-    figure = Figure(figsize=(min(14, 3 + 0.22 * clients), min(10, 2 + 0.22 * classes)), layout="constrained")
-    axes = figure.add_subplot()
-    if kind == "bubbles":
-        at, label = np.nonzero(counts)
-        area = counts[at, label] / counts.max() * 160
-        shade = ["tab:orange" if federation.ids[int(i)] in federation.novel else "tab:blue" for i in at]
-        axes.scatter(at, label, s=area, c=shade, alpha=0.75, linewidths=0)
-        axes.set_xlim(-0.7, clients - 0.3)
-        axes.set_ylim(-0.7, classes - 0.3)
-    else:
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        drawn = axes.imshow(shares.T, aspect="auto", origin="lower", cmap="viridis", interpolation="nearest")
-        figure.colorbar(drawn, ax=axes, label="share of the client's samples")
-    if clients <= 40:
-        axes.set_xticks(range(clients), list(federation.ids[:clients]), rotation=90, fontsize=8)
-    if federation.class_names and classes <= 62:
-        axes.set_yticks(range(classes), federation.class_names, fontsize=8 if classes <= 20 else 5)
-    more = f" (the first {clients} of {len(federation.ids)})" if clients < len(federation.ids) else ""
-    axes.set_xlabel(f"client{more}" + (", orange: novel" if kind == "bubbles" and federation.novel else ""))
-    axes.set_ylabel("class")
+    clients = list(federation.ids[:limit])
+    names = federation.class_names or [str(label) for label in range(federation.classes)]
+    novel = [client in federation.novel for client in clients]
+    chart = partition_chart(clients, [str(name) for name in names], counts.tolist(), novel=novel, kind=kind)
     alpha = f", α = {federation.about['alpha']}" if "alpha" in federation.about else ""
-    axes.set_title(f"{federation.name}: {federation.about.get('partition', 'given')}{alpha}")
-    target = Path(path)
-    figure.savefig(target, dpi=130)
-    return target
+    title = f"{federation.name}: {federation.about.get('partition', 'given')}{alpha}"
+    more = f", the first {len(clients)} of {len(federation.ids)} clients" if len(clients) < len(federation.ids) else ""
+    return save({"title": title + more, **chart}, path)

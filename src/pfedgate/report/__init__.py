@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pfedgate.core.drawing import FORMATS
 from pfedgate.core.errors import unknown
 from pfedgate.report import html
-from pfedgate.report.data import gather, open_runs
-from pfedgate.report.style import FORMATS
+from pfedgate.report.content import gather, open_runs
 
 __all__ = ["FORMATS", "gather", "open_runs", "write"]
 
@@ -40,7 +40,7 @@ def write(
     content = gather(runs, baseline=baseline, title=title)
     written = [html.write(content, target)]
     if figures is not None:
-        from pfedgate.report.figures import draw_all
+        from pfedgate.report.cards import draw_all
 
         written += draw_all(content, target.parent / "figures", figures)
     return written

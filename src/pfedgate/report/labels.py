@@ -1,4 +1,4 @@
-"""What runs are called in a report: their folders' names, or what tells them apart where those say nothing."""
+"""Names of runs in a report: their folders' names, or the settings that tell them apart where those are checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pfedgate.runs.folder import Run
 
 # A part of a folder's name that is a checksum, as studies give them: eight or more hexadecimal digits.
 HASH = re.compile(r"(?:^|[-_.])(?=[a-f]*\d)[0-9a-f]{8,}(?=$|[-_.])")
-# Settings that say most come first, and are said of every run of a method.
+# These settings come first and last in a name, and stand in the names of all runs of a method.
 FIRST = ("clients.budget", "algorithm.resources", "algorithm.variant", "algorithm.upload", "algorithm.start")
 LAST = ("data.seed", "run.seed")
 WORDS = {"algorithm.upload": "upload cap", "run.seed": "seed", "data.seed": "data seed"}
@@ -21,16 +21,16 @@ Settings = Mapping[str, Any]
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
-    """What runs are called: the folder's name, or what tells runs apart if that is a checksum."""
+    """A name for each run: its folder's, or the settings that tell it apart if that is a checksum."""
     folders = folder_labels(runs)
     hashed = [at for at, run in enumerate(runs) if is_hash(run.path.resolve().name)]
     if not hashed:
         return folders
-    found = dict(zip(hashed, describe([settings_of(runs[at]) for at in hashed]), strict=True))
-    labels = [found.get(at, folder) for at, folder in enumerate(folders)]
+    names = dict(zip(hashed, describe([settings_of(runs[at]) for at in hashed]), strict=True))
+    labels = [names.get(at, folder) for at, folder in enumerate(folders)]
     # The same settings twice (another version of the code): only the folder tells them apart.
     return [
-        f"{label} ({folders[at]})" if labels.count(label) > 1 and at in found else label
+        f"{label} ({folders[at]})" if labels.count(label) > 1 and at in names else label
         for at, label in enumerate(labels)
     ]
 
@@ -77,7 +77,7 @@ def describe(runs: Sequence[Settings]) -> list[str]:
         members = [at for at, other in enumerate(names) if other == name]
         keys = _keys([runs[at] for at in members])
         for key in keys:
-            # What says much is said of every run of the method, the rest only of those that are still called the same.
+            # The first and last settings name every run of the method, the rest only runs whose names are still equal.
             alike: dict[str, list[int]] = {}
             for at in members:
                 alike.setdefault("" if key in FIRST + LAST else labels[at], []).append(at)
@@ -92,8 +92,8 @@ def describe(runs: Sequence[Settings]) -> list[str]:
 
 def _keys(runs: Sequence[Settings]) -> list[str]:
     """Settings in which runs differ, those first that say most; how a machine computes is not among them."""
-    known = dict.fromkeys(key for run in runs for key in run if not key.startswith(("run.", "evaluate.", "deploy.")))
-    middle = [key for key in known if key not in FIRST + LAST]
+    keys = dict.fromkeys(key for run in runs for key in run if not key.startswith(("run.", "evaluate.", "deploy.")))
+    middle = [key for key in keys if key not in FIRST + LAST]
     differing = [key for key in (*FIRST, *middle, *LAST) if len({_shown(run.get(key)) for run in runs}) > 1]
     return ["clients.budget", *differing] if differing[:1] == ["algorithm.resources"] else differing
 
@@ -110,16 +110,16 @@ def _said(key: str, value: Any) -> str:
     """
     if value is None:
         return ""
-    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    told = told.replace('"', "")
-    told = told if len(told) <= LONGEST else told[: LONGEST - 1] + "…"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = text.replace('"', "")
+    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     if key == "algorithm.resources":
-        return f" of {told}"  # follows the budget
-    return f", {WORDS.get(key, key.rpartition('.')[2])} {told}"
+        return f" of {text}"  # follows the budget
+    return f", {WORDS.get(key, key.rpartition('.')[2])} {text}"
 
 
 def common(labels: Sequence[str]) -> str:
-    """What several labels have in common, without the number that tells them apart.
+    """The part that several labels share, without the number that tells them apart.
 
     >>> common(["fedavg-seed=0", "fedavg-seed=1"]), common(["a/run", "b/run"]), common(["x", "y"])
     ('fedavg', 'run', 'x and others')
@@ -127,8 +127,8 @@ def common(labels: Sequence[str]) -> str:
     'pfedgate, budget 0.5'
     """
     before, after = _start(labels), _start([label[::-1] for label in labels])[::-1]
-    found = re.sub(r"[-_/., ]+(seed[-_=/., ]*\d*|s)?[-_=/., ]*$", "", before) or after.strip("-_/., ")
-    return found or f"{labels[0]} and others"
+    shared = re.sub(r"[-_/., ]+(seed[-_=/., ]*\d*|s)?[-_=/., ]*$", "", before) or after.strip("-_/., ")
+    return shared or f"{labels[0]} and others"
 
 
 def _start(texts: Sequence[str]) -> str:

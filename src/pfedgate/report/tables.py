@@ -21,15 +21,20 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
+Cell = dict[str, Any]
+Show = Callable[[float], str]
+Best = Callable[[Sequence[float]], float]
+
+
 @dataclass(frozen=True)
 class Column:
     """One number of every run."""
 
     key: str
     title: str
-    show: Callable[[float], str]
-    best: Callable[[Sequence[float]], float] | None  # max, min, or None: nothing to win
-    why: str  # what it is, in a few words
+    show: Show
+    best: Best | None  # max, min, or None: nothing to win
+    why: str  # its meaning in a few words
     always: bool = True  # shown even where all runs have the same
     unit: str = ""  # of the bare number, where the text says it with every value
 
@@ -62,17 +67,12 @@ USUAL = {"density": 1.0}  # a method that says nothing uses the whole model
 
 def numbers(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """A run's numbers by column."""
-    found = {**summary, "novel": (summary.get("novel") or {}).get("accuracy")}
-    return {column.key: found.get(column.key) for column in COLUMNS}
+    values = {**summary, "novel": (summary.get("novel") or {}).get("accuracy")}
+    return {column.key: values.get(column.key) for column in COLUMNS}
 
 
-def winners(
-    show: Callable[[float], str],
-    better: Callable[[Sequence[float]], float] | None,
-    values: Sequence[float | None],
-    leagues: Sequence[Any],
-) -> list[bool]:
-    """Which values are the best of their league. What cannot be told apart on the page is no victory.
+def winners(show: Show, better: Best | None, values: Sequence[float | None], leagues: Sequence[Any]) -> list[bool]:
+    """Which values are the best of their league. Values that print alike are not marked best if all do.
 
     A value that is None, or in the league None, wins nothing.
 
@@ -81,12 +81,19 @@ def winners(
     """
     best: dict[Any, str] = {}
     for league in {league for league in leagues if league is not None} if better else ():
-        known = [value for value, own in zip(values, leagues, strict=True) if own == league and value is not None]
-        if better and len({show(value) for value in known}) > 1:
-            best[league] = show(better(known))
+        rivals = [value for value, own in zip(values, leagues, strict=True) if own == league and value is not None]
+        if better and len({show(value) for value in rivals}) > 1:
+            best[league] = show(better(rivals))
     return [
         value is not None and show(value) == best.get(league) for value, league in zip(values, leagues, strict=True)
     ]
+
+
+def cells(values: Sequence[float | None], show: Show, better: Best | None, leagues: Sequence[Any]) -> list[Cell]:
+    """A column of a table: texts, values, and which is best."""
+    best = winners(show, better, values, leagues)
+    texts = ["–" if value is None else show(value) for value in values]
+    return [{"text": t, "value": v, "best": won} for t, v, won in zip(texts, values, best, strict=True)]
 
 
 def summarise(
@@ -97,21 +104,17 @@ def summarise(
     `leagues` says which runs can be compared (those on the same data and of the same length); a run in none, such as
     one that has not ended, wins nothing.
     """
-    league = leagues or dict.fromkeys(rows, "all")
-    shown = [c for c in COLUMNS if any(row.get(c.key) is not None for row in rows.values())]
-    filled = {
-        name: {c.key: USUAL.get(c.key) if row.get(c.key) is None else row[c.key] for c in shown}
-        for name, row in rows.items()
-    }
-    if len(filled) > 1:
-        shown = [c for c in shown if c.always or len({row[c.key] for row in filled.values()}) > 1]
-    lines: list[dict[str, Any]] = [{"name": name, "cells": []} for name in filled]
+    shown = [column for column in COLUMNS if any(row.get(column.key) is not None for row in rows.values())]
+    columns: dict[Column, list[float | None]] = {}
     for column in shown:
-        values = [row[column.key] for row in filled.values()]
-        best = winners(column.show, column.best, values, [league[name] for name in filled])
-        for line, value, won in zip(lines, values, best, strict=True):
-            line["cells"].append({"text": "–" if value is None else column.show(value), "value": value, "best": won})
-    return with_copies({"head": [c.head for c in shown], "rows": lines, "first": "run"})
+        values = [row.get(column.key) for row in rows.values()]
+        columns[column] = [USUAL.get(column.key) if value is None else value for value in values]
+    if len(rows) > 1:
+        columns = {column: values for column, values in columns.items() if column.always or len(set(values)) > 1}
+    league = [(leagues or {}).get(name) if leagues else "all" for name in rows]
+    filled = [cells(values, column.show, column.best, league) for column, values in columns.items()]
+    lines = [{"name": name, "cells": [column[at] for column in filled]} for at, name in enumerate(rows)]
+    return with_copies({"head": [column.head for column in columns], "rows": lines, "first": "run"})
 
 
 def over_seeds(
@@ -125,33 +128,28 @@ def over_seeds(
     >>> [row["cells"][1]["text"] for row in table["rows"]]
     ['85.00 ± 7.07', '70.00 ± 0.00']
     """
-    shares = [c for c in COLUMNS if c.show is percent or c.key in ("density", "q_training", "rounds_to_90")]
-    known = {name: {c.key: _spread([row.get(c.key) for row in rows]) for c in shares} for name, rows in groups.items()}
-    for key, value in USUAL.items():
-        if any(row[key] is not None for row in known.values()):
-            known = {name: {**row, key: row[key] or (value, None)} for name, row in known.items()}
-    shown = [c for c in shares if any(row[c.key] is not None for row in known.values())]
-    league = leagues or dict.fromkeys(groups, "all")
+    league = [(leagues or {}).get(name) if leagues else "all" for name in groups]
+    head = [{"title": "seeds", "why": "runs"}]
     lines: list[dict[str, Any]] = [
         {"name": name, "cells": [{"text": str(len(rows)), "value": len(rows), "best": False}]}
         for name, rows in groups.items()
     ]
-    for column in shown:
-        spreads = [row[column.key] for row in known.values()]
-        means = [None if found is None else found[0] for found in spreads]
-        best = winners(column.show, column.best, means, [league[name] for name in groups])
-        for line, found, mean, won in zip(lines, spreads, means, best, strict=True):
-            text = " ± ".join(column.show(part) for part in found or () if part is not None) or "–"
-            line["cells"].append({"text": text, "value": mean, "best": won})
-    head = [{"title": "seeds", "why": "runs"}, *(c.head for c in shown)]
+    for column in COLUMNS:
+        shared = column.show is percent or column.key in ("density", "q_training", "rounds_to_90")
+        samples = [[v for row in rows if (v := row.get(column.key)) is not None] for rows in groups.values()]
+        if not shared or not any(samples):
+            continue
+        usual = USUAL.get(column.key)
+        means = [statistics.fmean(values) if values else usual for values in samples]
+        head.append(column.head)
+        for line, cell, values in zip(lines, cells(means, column.show, column.best, league), samples, strict=True):
+            if len(values) > 1:
+                cell["text"] += f" ± {column.show(statistics.stdev(values))}"
+            line["cells"].append(cell)
     return with_copies({"head": head, "rows": lines, "first": "setting"})
 
 
-def _spread(values: Sequence[float | None]) -> tuple[float, float | None] | None:
-    found = [value for value in values if value is not None]
-    if not found:
-        return None
-    return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
+FORMS = {"latex": "LaTeX", "markdown": "Markdown", "csv": "CSV"}  # what a table can be copied as
 
 
 def with_copies(table: dict[str, Any]) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def global_model(run: Run) -> Record:
 
 def gate_tree(run: Run) -> Record:
     """Which gates are alike, and the classes of their clients. Fewer than three gates make no tree."""
-    from pfedgate.report.gates import tree  # scipy and all: not in every worker
+    from pfedgate.report.gate_facts import tree  # scipy and all: not in every worker
 
     recipe, plan = run.recipe, experiment.plan(run.recipe)
     seen = list(gates.look(plan.algorithm, plan.federation, run.server(), run.store(), plan.options, len(run.metrics)))

@@ -1,4 +1,4 @@
-"""What a report says of gates and data: rebuilt from a run's folder, its recipe and, where it is here, its data."""
+"""Gates and partitions of a run, rebuilt from its folder, its recipe and, if it is on this machine, its data."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Content = dict[str, Any]
 def gates_of(run: Run) -> tuple[Content | None, str]:
     """The gates of a run: what they decide now, how that came about, and which are alike; or None, and why.
 
-    Without a checkpoint or the data there is still what was written down in training; "reason" then says what is
-    missing. A method that has no gates needs no excuse: the reason is empty.
+    Without a checkpoint or the data, the notes of training (gates.jsonl) remain, and "reason" names what is missing.
+    The reason is empty for methods without gates.
     """
     lines = _lines(run)
     seen, count, reason = _now(run)
@@ -33,7 +33,7 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
         last = lines[-1]
         content = {"blocks": last["blocks"], "clients": list(last["kept"]), "kept": list(last["kept"].values())}
         content |= {"weights": None, "importance": None, "tree": None}
-        # Runs of older code wrote no number down; `clients` are those with test data.
+        # Older code noted no number; `clients` then counts the clients with test data.
         count = last.get("of") or max(len(last["kept"]), run.summary.get("clients") or 0)
     else:
         return None, reason
@@ -125,7 +125,7 @@ def _over_rounds(lines: Sequence[Content]) -> Content:
 
 def _changes(lines: Sequence[Content]) -> list[Content]:
     """How much masks differ between clients, and from the evaluation before: mean shares of blocks."""
-    found: list[Content] = []
+    changes: list[Content] = []
     before: dict[str, Any] = {}
     for line in lines:
         masks = {client: np.array([bit == "1" for bit in bits]) for client, bits in line["kept"].items()}
@@ -133,7 +133,7 @@ def _changes(lines: Sequence[Content]) -> list[Content]:
         share = stacked.mean(0)
         pairs = len(stacked) / max(1, len(stacked) - 1)
         moved = [float((mask != before[client]).mean()) for client, mask in masks.items() if client in before]
-        found.append(
+        changes.append(
             {
                 "round": line["round"],
                 "between": float((2 * share * (1 - share)).mean() * pairs),
@@ -141,7 +141,7 @@ def _changes(lines: Sequence[Content]) -> list[Content]:
             }
         )
         before = masks
-    return found
+    return changes
 
 
 def tree(vectors: Sequence[Any]) -> Content:
@@ -159,14 +159,14 @@ def tree(vectors: Sequence[Any]) -> Content:
 
 
 def data_kind(run: Run) -> str:
-    """The same for runs whose data differs in the seed only, wherever it lies."""
+    """A key that runs share if their data differs in the seed only, wherever it lies."""
     data = run.recipe.data
     options = {name: value for name, value in data.options.items() if name not in (*PLACES, "seed")}
     return json.dumps([data.name, options, run.recipe.clients.novel], sort_keys=True, default=str)
 
 
 def data_key(run: Run) -> str:
-    """The same for runs on the same partition."""
+    """A key that runs on the same partition share."""
     seed = run.recipe.data.options.get("seed")
     return f"{data_kind(run)} {run.recipe.run.seed if seed is None else seed}"
 

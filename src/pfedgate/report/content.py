@@ -1,7 +1,8 @@
-"""Everything a report shows, gathered from run folders into one dictionary of plain values."""
+"""All facts of a report, gathered from run folders into one dictionary of plain values."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
@@ -10,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate import __version__
+from pfedgate.config.recipe import essence
 from pfedgate.core.errors import unknown
 from pfedgate.engine import metrics
 from pfedgate.report import tables
-from pfedgate.report.across import client_table, differences, seeds
-from pfedgate.report.gates import data_key, gates_of, partition_of
-from pfedgate.report.labels import folder_labels, labels_of
+from pfedgate.report.gate_facts import data_key, data_kind, gates_of, partition_of
+from pfedgate.report.labels import common, folder_labels, labels_of, settings_of
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.folder import Run
 
-# What charts show, and no more: of many rounds and clients a number that nobody sees is a megabyte.
+# Charts show these and no more: with many rounds and clients a number without a reader is a megabyte.
 CURVES = ("accuracy", "bottom_decile", "loss")
 TRAINING = ("density", "q", "bytes_up")
 Content = dict[str, Any]
@@ -29,9 +30,9 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     """The runs in some folders; a comparison counts as the runs it holds, the same run twice as one."""
     if not paths:
         raise ValueError("name at least one run folder")
-    found = {run.path.resolve(): run for path in paths for run in runfolder.load_all(path)}
-    begun = [run for run in found.values() if run.metrics]
-    empty = ", ".join(str(run.path) for run in found.values() if not run.metrics)
+    runs = {run.path.resolve(): run for path in paths for run in runfolder.load_all(path)}
+    begun = [run for run in runs.values() if run.metrics]
+    empty = ", ".join(str(run.path) for run in runs.values() if not run.metrics)
     if not begun:
         raise ValueError(f"no round is finished in {empty}; wait for the first one")
     if empty:
@@ -56,48 +57,51 @@ def choose_baseline(baseline: str | None, labels: Sequence[str], algorithms: Seq
 
 
 def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | None = None) -> Content:
-    """All of a report's content. What cannot be had (no data here, no gates) is left out, with the reason."""
-    labels = labels_of(runs)
+    """All of a report's content. What a folder does not hold (data, gates) is left out, with the reason."""
+    labels, folders = labels_of(runs), folder_labels(runs)
     algorithms = [run.recipe.algorithm.name for run in runs]
-    folders = folder_labels(runs)
     named = labels[folders.index(baseline)] if baseline in folders else baseline
     compared = choose_baseline(named, labels, algorithms)
-    told = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
+    entries = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
     keys = [data_key(run) for run in runs]
-    known = {key: _partition([run for run, own in zip(runs, keys, strict=True) if own == key]) for key in set(keys)}
+    leagues = leagues_of(entries, keys)
+    shared = {key: _partition([run for run, own in zip(runs, keys, strict=True) if own == key]) for key in set(keys)}
     partitions: list[Content] = []
-    for at, entry in enumerate(told):
-        partition, why = known[keys[at]]
-        entry["partition"], entry["no_partition"] = _index(partitions, partition), why
+    for at, (entry, key) in enumerate(zip(entries, keys, strict=True)):
+        partition, reason = shared[key]
+        if partition is not None and partition not in partitions:
+            partitions.append(partition)
+        entry["partition"] = None if partition is None else partitions.index(partition)
+        entry["no_partition"] = reason
         entry["baseline"] = _matching(at, compared, keys, algorithms)
-    for entry, league in zip(told, leagues_of(told, keys), strict=True):
-        entry["league"] = league
-    names = {entry["data"] for entry in told}
+        entry["league"] = leagues[at]
+    names = sorted({entry["data"] for entry in entries})
     facts = (("model", ""), ("clients_total", " clients"), ("rounds", " rounds"))
     content = {
-        "title": title or f"{' and '.join(sorted(names))}: {_listed(algorithms)}",
+        "title": title or f"{' and '.join(names)}: {_listed(algorithms)}",
         "subtitle": ", ".join(
-            _listed([str(entry[key]) for entry in told if entry[key]]) + what
+            _listed([str(entry[key]) for entry in entries if entry[key]]) + what
             for key, what in facts
-            if any(entry[key] for entry in told)  # before the first evaluation nobody has counted clients
+            if any(entry[key] for entry in entries)  # clients are counted at the first evaluation
         ),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
         "baseline": compared,
-        "runs": told,
+        "runs": entries,
         "partitions": partitions,
         "table": tables.summarise(
-            {e["label"]: tables.numbers(e["summary"]) for e in told}, {e["label"]: e["league"] for e in told}
+            {entry["label"]: tables.numbers(entry["summary"]) for entry in entries},
+            dict(zip(labels, leagues, strict=True)),
         ),
-        "clients": client_table(told),
+        "clients": client_table(entries),
         "differences": differences(runs, labels),
         "seeds": seeds(runs, labels),
     }
     return {name: rounded(value) for name, value in content.items()}
 
 
-def leagues_of(told: Sequence[Content], keys: Sequence[str]) -> list[int | None]:
-    """Which runs can win against each other: those on the same data and of the same length.
+def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | None]:
+    """A number for each set of runs that can win against each other: those on the same data and of the same length.
 
     A run that has not ended is in no league, unless none has.
 
@@ -105,19 +109,19 @@ def leagues_of(told: Sequence[Content], keys: Sequence[str]) -> list[int | None]
     >>> leagues_of(runs, ["a", "a", "a"]), leagues_of(runs[1:2] * 2, ["a", "a"])
     ([0, None, 1], [0, 0])
     """
-    ended = any(entry["finished"] for entry in told)
+    ended = any(entry["finished"] for entry in entries)
     numbers: dict[tuple[str, int], int] = {}
     return [
         numbers.setdefault((key, entry["rounds"]), len(numbers)) if entry["finished"] or not ended else None
-        for entry, key in zip(told, keys, strict=True)
+        for entry, key in zip(entries, keys, strict=True)
     ]
 
 
 def _partition(runs: Sequence[Run]) -> tuple[Content | None, str]:
-    """The data that some runs share: of the first that has it here, as they may look for it at different places."""
+    """The data that some runs share, from the first that finds it: each may look for it at another place."""
     places = {repr(run.recipe.data): run for run in reversed(runs)}
-    found = [partition_of(run) for run in reversed(places.values())]
-    return next((told for told in found if told[0] is not None), found[0])
+    answers = [partition_of(run) for run in reversed(places.values())]
+    return next((answer for answer in answers if answer[0] is not None), answers[0])
 
 
 def _matching(at: int, baseline: int | None, keys: Sequence[str], algorithms: Sequence[str]) -> int | None:
@@ -165,33 +169,23 @@ def _run(run: Run, label: str) -> Content:
 def _client(row: Mapping[str, Any]) -> Content:
     # A client without test data has no accuracy.
     accuracy = row.get("accuracy")
-    known = accuracy is not None and math.isfinite(accuracy)
-    return {"client": row["client"], **({"accuracy": accuracy} if known else {})}
+    tested = accuracy is not None and math.isfinite(accuracy)
+    return {"client": row["client"], **({"accuracy": accuracy} if tested else {})}
 
 
 def curves(run: Run) -> Content:
     """Scores at evaluated rounds, with all bytes and seconds of training spent until then."""
-    spent = {"bytes": 0.0, "seconds": 0.0}
     seconds = {line["round"]: line["seconds"] for line in run.timing}
-    found: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
+    spent = {"bytes": 0.0, "seconds": 0.0}
+    columns: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
         spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
         spent["seconds"] += seconds.get(record["round"], 0.0)
         if "after_broadcast" in record:
-            found["round"].append(record["round"])
-            for name, value in spent.items():
-                found[name].append(value)
-            for name in CURVES:
-                found[name].append(record["after_broadcast"].get(name))
-    return found
-
-
-def _index(known: list[Content], item: Content | None) -> int | None:
-    if item is None:
-        return None
-    if item not in known:
-        known.append(item)
-    return known.index(item)
+            scores = {name: record["after_broadcast"].get(name) for name in CURVES}
+            for name, value in {"round": record["round"], **spent, **scores}.items():
+                columns[name].append(value)
+    return columns
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -215,3 +209,73 @@ def rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def client_table(entries: Sequence[Content]) -> Content:
+    """Accuracy of every client under every run, ready to copy; the best is marked among runs of one league.
+
+    Clients that were held out of training stand at the end, and say so.
+    """
+    by_run = [
+        {row["client"]: row.get("accuracy") for row in entry["clients"]}
+        | {f"{row['client']} (novel)": row.get("accuracy") for row in entry["novel"]}
+        for entry in entries
+    ]
+    leagues = [entry["league"] for entry in entries]
+    names = sorted({name for accuracies in by_run for name in accuracies}, key=lambda n: (n.endswith(" (novel)"), n))
+    rows = []
+    for name in names:
+        values = [accuracies.get(name) for accuracies in by_run]
+        rows.append({"name": name, "cells": tables.cells(values, tables.percent, max, leagues)})
+    head = [
+        {"title": entry["label"], "why": "test accuracy after the last round, %", "times": 100} for entry in entries
+    ]
+    return tables.with_copies({"head": head, "rows": rows, "first": "client"}) if rows else {}
+
+
+def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
+    """Settings in which the runs differ."""
+    settings = [settings_of(run) for run in runs]
+    rows = []
+    for name in settings[0]:
+        # An option that only some methods have is no difference between runs, but one between methods.
+        values = [setting[name] for setting in settings if name in setting]
+        if len(values) == len(runs) and any(value != values[0] for value in values):
+            texts = [json.dumps(value, ensure_ascii=False) for value in values]
+            rows.append({"name": name, "cells": [{"text": text, "value": text, "best": False} for text in texts]})
+    head = [{"title": label, "why": ""} for label in labels]
+    return tables.with_copies({"head": head, "rows": rows, "first": "setting"}) if rows else {}
+
+
+def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
+    """Runs that differ in nothing but their seed, as mean and deviation; nothing if there are no such runs.
+
+    A run that has not ended is not counted ("unfinished" names it): it would stand for a seed of fewer rounds.
+    """
+    groups: dict[str, list[int]] = {}
+    for at, run in enumerate(runs):
+        if run.finished:
+            groups.setdefault(_without_seed(run), []).append(at)
+    if all(len(members) < 2 for members in groups.values()):
+        return {}
+    rows, leagues = {}, {}
+    for members in groups.values():
+        name = labels[members[0]] if len(members) == 1 else common([labels[at] for at in members])
+        while name in rows:
+            name += "′"
+        rows[name] = [tables.numbers(runs[at].summary) for at in members]
+        first = runs[members[0]]
+        leagues[name] = (data_kind(first), first.recipe.train.rounds, *sorted(_seeds(runs[at]) for at in members))
+    unfinished = [label for run, label in zip(runs, labels, strict=True) if not run.finished]
+    return {**tables.over_seeds(rows, leagues), "unfinished": unfinished}
+
+
+def _without_seed(run: Run) -> str:
+    settings = essence(run.recipe.tables())
+    settings["data"].pop("seed", None)
+    return json.dumps(settings | {"run": {}}, sort_keys=True)
+
+
+def _seeds(run: Run) -> tuple[int, int]:
+    own = run.recipe.data.options.get("seed")
+    return run.recipe.run.seed, run.recipe.run.seed if own is None else int(own)
