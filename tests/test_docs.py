@@ -32,16 +32,11 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_is_run_or_says_why_not(page: Path) -> None:
-    fences = len(re.findall(r"^ *```", page.read_text(encoding="utf-8"), re.MULTILINE))
-    assert fences == 2 * len(blocks(page)), "a fence that the tests do not see"
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), "a fence that the tests do not see"
     assert not [str(block) for block in blocks(page) if block.language not in KNOWN and not block.reason]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_code_is_fenced(page: Path) -> None:
-    """An indented block would be code that no test sees."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert not re.findall(r"\n\n {4}(?:pfedgate|python|pip|make|import|from) .*", text)
+    unfenced = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"\n\n {4}(?:pfedgate|python|pip|make|import|from) .*", unfenced), "code that no test sees"
 
 
 def test_the_readme_runs_and_keeps_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from pfedgate.deploy.messages import Parcel, ParcelError
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.support.fakes import TABLES, FakeGrid, Spoil, deployed, private_of_nodes
+from tests.support.fakes import TABLES, FakeGrid, Spoil, deployed
 from tests.support.lies import DENSE, GATED_LIES, altered
+from tests.support.states import private_of_nodes
 
 from pfedgate.core.types import State
 from pfedgate.deploy.fleet import QuorumError

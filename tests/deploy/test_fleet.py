@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.support.fakes import FakeGrid, Spoil, deployed, private_of_nodes
-from tests.support.fleets import SMALL, patience, private_of_fleet, processes, run_on_fleet, wait_until, write_app
+from tests.support.fakes import FakeGrid, Spoil, deployed
+from tests.support.fleets import SMALL, patience, processes, run_on_fleet, wait_until, write_app
+from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
 from pfedgate.core.state import equal
@@ -41,7 +42,7 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
     assert equal(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
-    kept = dict(private_of_fleet(tmp_path / "fleet"))
+    kept = private_of_nodes(tmp_path / "fleet")
     assert sorted(kept) == here.store.clients()
     assert all(equal(state, here.store.get(client) or {}) for client, state in kept.items())
 
@@ -55,11 +56,11 @@ def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> No
         for line in lines:
             if "round 1/4" in line:
                 break
-        before = dict(private_of_fleet(tmp_path / "fleet", 2))
+        before = private_of_nodes(tmp_path / "fleet", 2)
         assert sorted(before) == ["0", "1", "2"]
         wait_until(lambda: fleet.log("node-1").count("Receiving: train message") == 2, 60, "the order of round 2")
         kill(fleet.started[1])
-        kept = dict(private_of_fleet(tmp_path / "fleet", 2))
+        kept = private_of_nodes(tmp_path / "fleet", 2)
         assert equal(kept["1"], before["1"])  # it had no time to train, and lost nothing
         fleet.start_node(1)
         rest = list(lines)
@@ -74,7 +75,7 @@ def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> No
     # The same as if it had only been away for a while: afterwards it went on with the gate of round 1.
     server, states = _away(tmp_path / "away", tables, refused)
     assert equal(done.server(), server)
-    after = dict(private_of_fleet(tmp_path / "fleet", 2))
+    after = private_of_nodes(tmp_path / "fleet", 2)
     assert after.keys() == states.keys()
     assert all(equal(after[client], states[client]) for client in after)
 

@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.support.fakes import Spoil, deployed, private_of_nodes
-from tests.support.fleets import SMALL, crooked, lying, patience, private_of_fleet, processes, run_on_fleet, write_app
+from tests.support.fakes import Spoil, deployed
+from tests.support.fleets import SMALL, crooked, lying, patience, processes, run_on_fleet, write_app
 from tests.support.lies import GATED_LIES, LATE
+from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
 from pfedgate.core.state import equal
@@ -46,7 +47,7 @@ def _expect(folder: Path, tables: dict[str, Any], spoil: Spoil) -> runfolder.Run
     done, (expected, _, _) = runfolder.load(folder / "run"), deployed(folder / "fake", tables, nodes=2, spoil=spoil)
     assert _without_words(done.metrics) == _without_words(expected.history)
     assert equal(done.server(), expected.server)
-    kept, states = dict(private_of_fleet(folder / "fleet", 2)), private_of_nodes(folder / "fake", 2)
+    kept, states = private_of_nodes(folder / "fleet", 2), private_of_nodes(folder / "fake", 2)
     assert sorted(kept) == sorted(states) == ["0", "1", "2"]
     assert all(equal(kept[client], states[client]) for client in kept)
     return done

@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from benchmarks.wire import measure
-from tests.support.fleets import SMALL, patience, private_of_fleet, processes, run_on_fleet, wait_until, write_app
+from tests.support.fleets import SMALL, patience, processes, run_on_fleet, wait_until, write_app
+from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
 from pfedgate.config import toml
@@ -60,7 +61,9 @@ def test_a_killed_server_goes_on_in_a_new_run_to_the_same_result(tmp_path: Path)
     assert equal(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
-    assert all(equal(state, here.store.get(client) or {}) for client, state in private_of_fleet(tmp_path / "fleet", 2))
+    assert all(
+        equal(state, here.store.get(client) or {}) for client, state in private_of_nodes(tmp_path / "fleet", 2).items()
+    )
 
 
 def test_nobody_there_is_an_error_in_time(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_no_private_byte_is_on_the_wire(captured: Captured) -> None:
     assert sum(stream.count(largest) for stream in captured.streams) >= 2  # went to both nodes in round 2
     needles = [
         (client, name, value.numpy().tobytes())
-        for client, state in private_of_fleet(captured.folder / "fleet", 2)
+        for client, state in private_of_nodes(captured.folder / "fleet", 2).items()
         for name, value in state.items()
         if value.numel() >= 4 and value.any()
     ]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.fakes import TABLES, deployed, private_of_nodes
+from tests.support.fakes import TABLES, deployed
+from tests.support.states import private_of_nodes
 
 from pfedgate import algorithms, experiment
 from pfedgate.core.state import equal

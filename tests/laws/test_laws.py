@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.scrambling import scrambled
 from tests.support.world import (
     ALGORITHMS,
     MODELS,
@@ -23,6 +23,7 @@ from tests.support.world import (
     federation,
     go,
     private_digests,
+    scrambled,
 )
 
 from pfedgate.core.mergers import merge
@@ -168,22 +169,15 @@ def test_private_state_of_unsampled_clients_is_untouched(name: str, tmp_path: Pa
             seen.append(private_digests(tmp_path))
 
     run(example(name), federation(), options, folder=tmp_path, callbacks=[look])
-    rounds = _sampled(tmp_path)
+    rounds: list[set[str]] = [set() for _ in seen]
+    for line in (tmp_path / "participation.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        rounds[entry["round"] - 1].add(entry["client"])
     for now in range(1, len(seen)):
         for client in seen[now - 1]:
             if client not in rounds[now]:
                 assert seen[now][client] == seen[now - 1][client]
         assert set(seen[now]) <= set().union(*rounds[: now + 1])
-
-
-def _sampled(folder: Path) -> list[set[str]]:
-    import json
-
-    rounds: dict[int, set[str]] = {}
-    for line in (folder / "participation.jsonl").read_text().splitlines():
-        told = json.loads(line)
-        rounds.setdefault(told["round"], set()).add(told["client"])
-    return [rounds[key] for key in sorted(rounds)]
 
 
 @every
@@ -230,7 +224,7 @@ def test_stacked_clients_agree_with_one_by_one(name: str) -> None:
     if not algorithm.stacks:
         assert type(algorithm).train_many is not None
         pytest.skip(f"{name} trains clients one by one")
-    one, many = go(algorithm, options=replace(OPTIONS, stack=0)), go(algorithm, options=replace(OPTIONS, stack=3))
+    one, many = (go(algorithm, options=replace(OPTIONS, stack=stack)) for stack in (0, 3))
     for tensor, value in one.result.server.items():
         assert torch.allclose(value, many.result.server[tensor], atol=1e-5)
     assert set(one.private) == set(many.private)

@@ -1,10 +1,9 @@
 """Claims of a study: which rows are compared, and on which seeds."""
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.studies import Scores, made_up
 
 from pfedgate.studies.declare import ACC, FIRST_SEED, Claim, Row, Study
 from pfedgate.studies.outcome import Outcomes, claims, close
@@ -14,16 +13,10 @@ from pfedgate.studies.sweep import repeated
 GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
 
 
-def outcomes(scores: dict[str, dict[int, tuple[float, float]]], **claim: Any) -> Outcomes:
+def outcomes(scores: Scores, **claim: Any) -> Outcomes:
     """Rows with accuracies on (validation, test) data, by seed."""
     rows = tuple(Row(name, "pfedgate" if name in GATES else "fedavg") for name in scores)
-    result = Outcomes(Study("t", "T", rows, claims=(Claim("ours minus theirs", GATES, **claim),)))
-    for name, seeds in scores.items():
-        for seed, (val, test) in seeds.items():
-            run: Any = SimpleNamespace(path=Path(f"{name}-{seed}"))
-            result.runs[name, "data", seed] = run
-            result._read[run.path] = {"val": val, ACC.key: test}
-    return result
+    return made_up(Study("t", "T", rows, claims=(Claim("ours minus theirs", GATES, **claim),)), scores)
 
 
 def one_seed(*scores: tuple[float, float], **claim: Any) -> Outcomes:

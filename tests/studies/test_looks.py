@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.studies import page_data
 
 from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
@@ -47,11 +47,6 @@ def forget(folder: Path, *looks: str) -> None:
         (folder / f"look-{name}.json").unlink()
 
 
-def page_data(out: Path, name: str = TREES) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "tiny/results" / f"{name}.json").read_text())
-    return found
-
-
 def first_cell(out: Path, *, any_version: bool = False) -> tuple[Campaign, Cell]:
     campaign = Campaign(TINY, out / "tiny", over=SHORT, any_version=any_version)
     return campaign, campaign.places(paper.get(TREES))[0].cell
@@ -67,13 +62,13 @@ def watching() -> tuple[list[str], Any]:
 
 
 def test_pages_need_no_state(bare: Path) -> None:
-    before = {name: page_data(bare, name)["rows"] for name in (TREES, "table10")}
+    before = {name: page_data(bare / "tiny/results", name)["rows"] for name in (TREES, "table10")}
     old = (bare / "tiny/results" / f"{TREES}.svg").read_bytes()
     shutil.rmtree(bare / "tiny/results")
     ran, watch = watching()
     reproduce([TREES, "table10"], scale="tiny", out=bare, over=SHORT, watch=watch)
     assert ran == []
-    assert {name: page_data(bare, name)["rows"] for name in before} == before
+    assert {name: page_data(bare / "tiny/results", name)["rows"] for name in before} == before
     assert (bare / "tiny/results" / f"{TREES}.svg").read_bytes() == old
 
 
@@ -100,7 +95,7 @@ def test_a_cell_that_cannot_be_looked_at_is_run_anew(bare: Path) -> None:
     ran, watch = watching()
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, watch=watch)
     assert ran == [places[0].label]
-    assert not page_data(bare)["missing"]
+    assert not page_data(bare / "tiny/results", TREES)["missing"]
     assert not (folder / "left.txt").exists()
     assert cells.usable(folder, ["global"])  # there is a state again
 
@@ -131,7 +126,7 @@ def test_another_version_counts_if_it_was_looked_at(bare: Path) -> None:
     shutil.rmtree(looked)
     assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == own  # to be run
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_version=True)
-    assert not page_data(bare)["missing"]
+    assert not page_data(bare / "tiny/results", TREES)["missing"]
     assert (newer / "summary.json").exists()  # what other code made is never cleared
 
 
@@ -146,7 +141,7 @@ def test_a_state_that_only_another_version_can_read_is_no_error(finished: Path, 
     reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT, any_version=True)
     assert cells.finished(own, ["tree"])
     assert "cannot read its state" in (own / "warnings.json").read_text()
-    assert not page_data(tmp_path / "out")["missing"]
+    assert not page_data(tmp_path / "out" / "tiny/results", TREES)["missing"]
 
 
 def test_a_figure_of_nothing_is_left_out(bare: Path) -> None:
@@ -172,11 +167,11 @@ def test_gates_that_start_at_labels_are_shown_beside_others() -> None:
 def test_a_page_says_which_version_a_row_is_of(bare: Path) -> None:
     campaign, cell = first_cell(bare)
     own = cell.folder(campaign.root)
-    assert "--any-version" not in page_data(bare)["command"]
+    assert "--any-version" not in page_data(bare / "tiny/results", TREES)["command"]
     assert "| version |" not in (bare / "tiny/results" / f"{TREES}.md").read_text()
     own.rename(own.with_name(own.name.removesuffix(f"v{RESULTS}") + "00000000"))
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_version=True)
-    content, text = page_data(bare), (bare / "tiny/results" / f"{TREES}.md").read_text()
+    content, text = page_data(bare / "tiny/results", TREES), (bare / "tiny/results" / f"{TREES}.md").read_text()
     assert content["command"].endswith("--any-version")
     assert [row["versions"] for row in content["rows"]] == [[0], [RESULTS]]
     lines = [line for line in text.splitlines() if line.startswith("| pFedGate")]

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,3 @@ def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
     while not true():
         assert time.monotonic() < until, f"{what}: not within {seconds * patience():.0f} s"
         time.sleep(0.2)
-
-
-def private_of_fleet(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Private states of a fleet whose nodes keep them in folder/node-0, …"""
-    from pfedgate.deploy.node import current
-
-    for at in range(nodes):
-        for experiment in sorted((folder / f"node-{at}").glob("*")):
-            store = current(folder / f"node-{at}", experiment.name, f"{at}-of-{nodes}")
-            for client in store.clients():
-                yield client, store.get(client) or {}

@@ -71,7 +71,12 @@ def _mlp(dropout: float) -> nn.Module:
     )
 
 
-def _normed() -> nn.Module:
+plain_mlp = partial(_mlp, 0.0)
+dropout_mlp = partial(_mlp, 0.3)
+ALL_LAYERS = ("0", "3", "5")  # of both
+
+
+def normed_mlp() -> nn.Module:
     """BatchNorm inside a Sequential: no name tells."""
     return nn.Sequential(
         nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 8), nn.BatchNorm1d(8),
@@ -79,18 +84,11 @@ def _normed() -> nn.Module:
     )  # fmt: skip
 
 
-def _convolutional() -> nn.Module:
+def small_cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, CLASSES),
     )  # fmt: skip
-
-
-plain_mlp = partial(_mlp, 0.0)
-dropout_mlp = partial(_mlp, 0.3)
-ALL_LAYERS = ("0", "3", "5")  # of both
-normed_mlp = _normed
-small_cnn = _convolutional
 
 
 def task(model: Callable[[], nn.Module] = dropout_mlp, **optim: Any) -> Task:

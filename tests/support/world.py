@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ from torch import nn
 
 from pfedgate import algorithms
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.seeds import generator
 from pfedgate.core.state import digest
 from pfedgate.core.types import Optim, Task
 from pfedgate.data import from_arrays
 from pfedgate.data.federation import Federation
+from pfedgate.data.pool import ArrayPool, Rows
 from pfedgate.engine.server import Options, Result, run
 from pfedgate.engine.store import DiskStore
 from pfedgate.models import build
@@ -71,6 +74,18 @@ class Reordered:
         if name == "inner":  # while being unpickled
             raise AttributeError(name)
         return getattr(self.inner, name)
+
+
+def scrambled(federation: Federation, part: str, seed: int = 0) -> Federation:
+    """A copy with random labels in this part of every client."""
+    assert isinstance(federation.pool, ArrayPool)
+    labels = federation.pool.y(torch.arange(len(federation.pool))).clone()
+    rows = torch.cat([federation.part(client, part).rows for client in federation.ids])
+    stream = generator(seed, "scramble", part)
+    labels[rows] = torch.randint(federation.classes, (len(rows), *labels.shape[1:]), generator=stream)
+    other = copy.copy(federation)
+    other.pool = ArrayPool(federation.pool._x, Rows(labels), image=federation.pool.image)
+    return other
 
 
 OPTIONS = Options(rounds=3, sample=0.5, evaluate_every=0, novel=False, seed=3)
