@@ -16,9 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def _offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PFEDGATE_DATA", raising=False)
+def _offline(own_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 

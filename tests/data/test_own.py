@@ -15,11 +15,7 @@ from pfedgate.data import from_arrays, from_dataset, from_folder, from_table
 RNG = np.random.default_rng(0)
 OWNERS = [f"o{i % 4}" for i in range(40)]
 LABELS = np.arange(40) % 3
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def first_client(federation, part="train"):

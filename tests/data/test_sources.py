@@ -16,12 +16,7 @@ from pfedgate.data.federation import PARTS, Federation
 
 pytest.importorskip("pyarrow")
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PFEDGATE_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def pool_of(federation: Federation) -> tuple[np.ndarray, np.ndarray]:

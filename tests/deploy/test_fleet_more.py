@@ -61,9 +61,8 @@ def test_a_killed_server_goes_on_in_a_new_run_to_the_same_result(tmp_path: Path)
     assert equal(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
-    assert all(
-        equal(state, here.store.get(client) or {}) for client, state in private_of_nodes(tmp_path / "fleet", 2).items()
-    )
+    states = private_of_nodes(tmp_path / "fleet", 2)
+    assert all(equal(states[client], here.store.get(client) or {}) for client in states)
 
 
 def test_nobody_there_is_an_error_in_time(tmp_path: Path) -> None:

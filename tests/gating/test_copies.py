@@ -150,12 +150,7 @@ def test_published_variant() -> None:
 
 
 # -- latency budgets
-@pytest.fixture
-def _own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path))
-
-
-@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = models.build("cnn_digits"), models.example("cnn_digits", batch=32)
     warnings.simplefilter("ignore", UserWarning)
@@ -184,7 +179,7 @@ def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
         pfedgate.gate(models.build("cnn_digits"), x[:8], Budget(latency_ms=half))
 
 
-@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_measuring_leaves_the_model_alone() -> None:
     model, x = build("residual")
     before = {key: value.clone() for key, value in model.state_dict().items()}

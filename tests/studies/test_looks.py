@@ -32,19 +32,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bare(finished: Path, tmp_path: Path) -> Path:
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+@pytest.fixture
+def bare(copied: Path) -> Path:
     """The same as git would keep them: without the states of models."""
-    shutil.copytree(finished, tmp_path / "out")
-    for path in (tmp_path / "out/tiny/cells").iterdir():
-        forget(path)
-    return tmp_path / "out"
-
-
-def forget(folder: Path, *looks: str) -> None:
-    (folder / "checkpoint.safetensors").unlink()
-    shutil.rmtree(folder / "private")
-    for name in looks:
-        (folder / f"look-{name}.json").unlink()
+    for cell in (copied / "tiny/cells").iterdir():
+        (cell / "checkpoint.safetensors").unlink()
+        shutil.rmtree(cell / "private")
+    return copied
 
 
 def first_cell(out: Path, *, any_version: bool = False) -> tuple[Campaign, Cell]:
@@ -100,14 +98,13 @@ def test_a_cell_that_cannot_be_looked_at_is_run_anew(bare: Path) -> None:
     assert cells.usable(folder, ["global"])  # there is a state again
 
 
-def test_a_state_that_is_there_is_enough(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "out")
-    campaign, cell = first_cell(tmp_path / "out")
+def test_a_state_that_is_there_is_enough(copied: Path) -> None:
+    campaign, cell = first_cell(copied)
     folder = cell.folder(campaign.root)
     before, metrics = (folder / "look-tree.json").read_text(), (folder / "metrics.jsonl").stat().st_mtime_ns
     (folder / "look-tree.json").unlink()
     assert estimate_of(campaign.places(paper.get(TREES)), campaign).cells == 0
-    reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT)
+    reproduce([TREES], scale="tiny", out=copied, over=SHORT)
     assert (folder / "look-tree.json").read_text() == before
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == metrics  # looked, not run
 
@@ -130,18 +127,17 @@ def test_another_version_counts_if_it_was_looked_at(bare: Path) -> None:
     assert (newer / "summary.json").exists()  # what other code made is never cleared
 
 
-def test_a_state_that_only_another_version_can_read_is_no_error(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "out")
-    campaign, cell = first_cell(tmp_path / "out", any_version=True)
+def test_a_state_that_only_another_version_can_read_is_no_error(copied: Path) -> None:
+    campaign, cell = first_cell(copied, any_version=True)
     own = cell.folder(campaign.root)
     other = own.rename(own.with_name(own.name.removesuffix(f"v{RESULTS}") + "00000000"))
     (other / "look-tree.json").unlink()
     (other / "checkpoint.safetensors").write_bytes(b"of another form")
     assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == other
-    reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT, any_version=True)
+    reproduce([TREES], scale="tiny", out=copied, over=SHORT, any_version=True)
     assert cells.finished(own, ["tree"])
     assert "cannot read its state" in (own / "warnings.json").read_text()
-    assert not page_data(tmp_path / "out" / "tiny/results", TREES)["missing"]
+    assert not page_data(copied / "tiny/results", TREES)["missing"]
 
 
 def test_a_figure_of_nothing_is_left_out(bare: Path) -> None:
