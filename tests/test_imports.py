@@ -165,6 +165,7 @@ def test_rooms_are_loaded_when_they_are_used() -> None:
     assert loaded("import pfedgate", *heavy) == []
     assert loaded("import pfedgate.cli", *heavy) == []
     assert loaded("import pfedgate.gating; pfedgate.gate", *heavy) == ["torch"]
+    assert loaded("from pfedgate.config.methods import methods; assert methods()", "pfedgate.engine") == []
     assert loaded("import pfedgate; pfedgate.run", *heavy[:3]) == list(heavy[:3])
 
 

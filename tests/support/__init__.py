@@ -1,4 +1,4 @@
-"""What several tests share; a helper of one file stays in it. No helper's name has two meanings.
+"""What several tests share; a helper of one file stays in it. No function's name has two meanings.
 
 | module | holds |
 |---|---|
