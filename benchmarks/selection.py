@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # processor time of one thread; r
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from tests.gating import selection as s
+from tests.support import selection as s
 
 from pfedgate.core import measure
 from pfedgate.gating.selection.budget import Budget, CostModel, Selector

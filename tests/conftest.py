@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,3 +29,10 @@ def _same_random_numbers() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decoded or measured once is kept for this test alone, and no local copy of data is found."""
+    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PFEDGATE_DATA", raising=False)

@@ -142,7 +142,7 @@ def test_an_option_that_does_not_exist_is_a_usage_error(pf: Callable[..., Any]) 
     assert "No such option" in pf("run", "--rounds", "3", code=2).stderr
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start_process(*arguments: str) -> subprocess.Popen[str]:
     source = Path(pfedgate.__file__).parent.parent
     return subprocess.Popen(
         [sys.executable, "-m", "pfedgate", *arguments],
@@ -168,14 +168,14 @@ def test_killed_then_interrupted_then_resumed_equals_never_stopped(pf: Callable[
     options = [part for setting in settings for part in ("--set", setting)]
     folder = tmp_path / "stopped"
 
-    process = start("run", "--out", str(folder), *options)
+    process = start_process("run", "--out", str(folder), *options)
     wait_for_rounds(process, folder, 2)
     process.kill()
     process.communicate()
     kept = len(runfolder.load(folder).metrics)
     assert 2 <= kept < 30
 
-    process = start("resume", str(folder))
+    process = start_process("resume", str(folder))
     wait_for_rounds(process, folder, kept + 2)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.pages import PAGES, ROOT, blocks, command, run, targets
+from tests.support.pages import PAGES, ROOT, blocks, run_command, run_page, targets
 
 import pfedgate
 
@@ -27,44 +27,39 @@ def name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != ROOT / "README.md"], ids=name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(page, tmp_path, monkeypatch)
+    run_page(page, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_is_run_or_says_why_not(page: Path) -> None:
-    fences = len(re.findall(r"^ *```", page.read_text(encoding="utf-8"), re.MULTILINE))
-    assert fences == 2 * len(blocks(page)), "a fence that the tests do not see"
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), "a fence that the tests do not see"
     assert not [str(block) for block in blocks(page) if block.language not in KNOWN and not block.reason]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_code_is_fenced(page: Path) -> None:
-    """An indented block would be code that no test sees."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert not re.findall(r"\n\n {4}(?:pfedgate|python|pip|make|import|from) .*", text)
+    unfenced = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"\n\n {4}(?:pfedgate|python|pip|make|import|from) .*", unfenced), "code that no test sees"
 
 
 def test_the_readme_runs_and_keeps_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = run(ROOT / "README.md", tmp_path, monkeypatch)
+    printed = run_page(ROOT / "README.md", tmp_path, monkeypatch)
     assert 0 < float(re.search(r"^0\.\d+$", printed, re.MULTILINE)[0]) <= 0.3  # type: ignore[index]
 
 
 def test_a_broken_block_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "page.md"
-    monkeypatch.setattr("tests.pages.ROOT", tmp_path)
+    monkeypatch.setattr("tests.support.pages.ROOT", tmp_path)
     (tmp_path / "w").mkdir()
     for text in ("```python\n1 / 0\n```\n", "```sh\npfedgate run --set train.lrr=1\n```\n", "```toml\n[trian]\n```\n"):
         broken.write_text(text, encoding="utf-8")
         with pytest.raises(AssertionError, match=r"page\.md:1"):
-            run(broken, tmp_path / "w", monkeypatch)
+            run_page(broken, tmp_path / "w", monkeypatch)
 
 
 def test_unknown_commands_and_targets_are_noticed() -> None:
     with pytest.raises(ValueError, match="not run"):
-        command(["curl", "https://example.org"])
+        run_command(["curl", "https://example.org"])
     for wrong in (["make", "coffee"], ["pip", "install", "pfedgate[no-such-extra]"]):
         with pytest.raises(AssertionError):
-            command(wrong)
+            run_command(wrong)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

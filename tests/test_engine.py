@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.laws.world import Norms, federation, task
+from tests.support.world import Norms, federation, small_task
 
 from pfedgate import algorithms
 from pfedgate.algorithms.fedavg import FedAvg
@@ -44,28 +44,28 @@ class One:
 
 def test_one_client_is_plain_sgd_bit_for_bit() -> None:
     anna = federation().clients[0]
-    algorithm = FedAvg(task())
+    algorithm = FedAvg(small_task())
     result = run(algorithm, One(anna), replace(QUIET, rounds=3))
-    state = initial(task(), 0)
+    state = initial(small_task(), 0)
     for index in range(3):
         local = Endpoint(algorithm, federation(), MemoryStore()).local(Card(anna, 12), Round(index, 3, 0))
-        state = fit(task(), state, local).state
+        state = fit(small_task(), state, local).state
     assert equal(result.server, state)
 
 
 def test_one_client_is_local_only_bit_for_bit() -> None:
     anna = federation().clients[0]
-    alone = run(algorithms.build("local_only", task()), One(anna), replace(QUIET, rounds=3))
+    alone = run(algorithms.build("local_only", small_task()), One(anna), replace(QUIET, rounds=3))
     assert alone.store is not None
     private = alone.store.get(anna)
     assert private is not None
-    together = run(FedAvg(task()), One(anna), replace(QUIET, rounds=3)).server
+    together = run(FedAvg(small_task()), One(anna), replace(QUIET, rounds=3)).server
     assert equal(together, {name.removeprefix("model/"): value for name, value in private.items()})
     assert alone.summary["bytes_up"] == alone.summary["bytes_down"] == 0
 
 
 def test_one_full_batch_step_is_a_gradient_step_of_the_weighted_loss() -> None:
-    full = replace(task(), optim=PLAIN, batch=1000)
+    full = replace(small_task(), optim=PLAIN, batch=1000)
     fed = federation()
     result = run(FedAvg(full), fed, QUIET)
     model = module(full, initial(full, 0))
@@ -81,17 +81,17 @@ def test_one_full_batch_step_is_a_gradient_step_of_the_weighted_loss() -> None:
 
 def test_averaging_over_all_is_damped() -> None:
     fed, options = federation(), replace(QUIET, sample=2, seed=4)
-    sampled = run(FedAvg(task()), fed, options).server
-    damped = run(FedAvg(task()), fed, replace(options, agg_norm="all")).server
+    sampled = run(FedAvg(small_task()), fed, options).server
+    damped = run(FedAvg(small_task()), fed, replace(options, agg_norm="all")).server
     roster = Roster.of(fed, "clients", options)
     share = sum(card.n_train for card in roster.draw(2, 4, 0)) / int(roster.sizes.sum())
-    start = initial(task(), 4)
+    start = initial(small_task(), 4)
     for name, value in start.items():
         torch.testing.assert_close(damped[name] - value, share * (sampled[name] - value), atol=1e-6, rtol=1e-4)
 
 
 def test_batchnorm_buffers_are_averaged_and_counters_maxed() -> None:
-    server = run(FedAvg(task("norms")), federation(), QUIET).server
+    server = run(FedAvg(small_task("norms")), federation(), QUIET).server
     assert int(server["2.num_batches_tracked"]) >= 3
     assert server["2.running_mean"].abs().sum() > 0
     assert set(server) == set(Norms().state_dict())
@@ -99,8 +99,8 @@ def test_batchnorm_buffers_are_averaged_and_counters_maxed() -> None:
 
 def test_fine_tuning_with_rate_zero_is_fedavg() -> None:
     options = replace(QUIET, rounds=2, evaluate_every=1)
-    plain = run(FedAvg(task()), federation(), options)
-    tuned = run(algorithms.build("fedavg_ft", task(), tune_lr=0.0), federation(), options)
+    plain = run(FedAvg(small_task()), federation(), options)
+    tuned = run(algorithms.build("fedavg_ft", small_task(), tune_lr=0.0), federation(), options)
     assert plain.history == tuned.history
     assert [s.test for s in plain.scores] == [s.test for s in tuned.scores]
 
@@ -108,8 +108,8 @@ def test_fine_tuning_with_rate_zero_is_fedavg() -> None:
 def test_local_training_does_not_notice_other_clients() -> None:
     fed = federation()
     options = replace(QUIET, rounds=2)
-    together = run(algorithms.build("local_only", task()), fed, options).store
-    alone = run(algorithms.build("local_only", task()), One(fed.clients[0]), options).store
+    together = run(algorithms.build("local_only", small_task()), fed, options).store
+    alone = run(algorithms.build("local_only", small_task()), One(fed.clients[0]), options).store
     assert together is not None
     assert alone is not None
     assert digest(together.get(fed.clients[0]) or {}) == digest(alone.get(fed.clients[0]) or {})
@@ -166,7 +166,7 @@ class Watcher(FedAvg):
 @pytest.mark.parametrize("sample", [1, 0.5, 1.0])
 def test_rates_depend_on_the_global_round_alone(sample: float) -> None:
     schedule = Schedule("multi_step")
-    algorithm = Watcher(replace(task(), schedule=schedule))
+    algorithm = Watcher(replace(small_task(), schedule=schedule))
     history = run(algorithm, federation(), replace(QUIET, rounds=8, sample=sample)).history
     assert [record["lr_factor"] for record in history] == [schedule.factor(at, 8) for at in range(8)]
     assert [record["factor"] for record in history] == pytest.approx([schedule.factor(at, 8) for at in range(8)])
@@ -174,32 +174,32 @@ def test_rates_depend_on_the_global_round_alone(sample: float) -> None:
 
 def test_budgets_reach_the_clients() -> None:
     spec = {client: 0.1 * (at + 1) for at, client in enumerate(federation().clients)}
-    record = run(Watcher(task()), federation(), replace(QUIET, budget={**spec, "default": 1.0})).history[0]
+    record = run(Watcher(small_task()), federation(), replace(QUIET, budget={**spec, "default": 1.0})).history[0]
     assert record["budget"] == pytest.approx(np.mean(list(spec.values())))
 
 
 @pytest.mark.parametrize(("fault", "says"), [("nan", "NaN"), ("wrong", "expected torch.float32")])
 def test_a_bad_update_is_refused_and_the_round_goes_on(fault: str, says: str) -> None:
     bad = federation().clients[2]
-    result = run(Watcher(task(), **{fault: bad}), federation(), replace(QUIET, rounds=2))
+    result = run(Watcher(small_task(), **{fault: bad}), federation(), replace(QUIET, rounds=2))
     assert [record["refused"] for record in result.history] == [1, 1]
     (refusal,) = result.history[1]["refusals"]
     assert bad in refusal
     assert "round 2" in refusal
     assert says in refusal
     assert result.summary["refused"] == 2
-    assert equal(result.server, initial(task(), 0))
+    assert equal(result.server, initial(small_task(), 0))
 
 
 def test_a_round_without_any_update_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"no usable update in round 1.*weight"):
-        run(Watcher(task(), weightless=True), federation(), QUIET)
+        run(Watcher(small_task(), weightless=True), federation(), QUIET)
 
 
 def test_errors_name_client_round_and_stage() -> None:
     bad = federation().clients[1]
     with pytest.raises(ClientError, match="round 1, train: ZeroDivisionError: of this client") as caught:
-        run(Watcher(task(), boom=bad), federation(), QUIET)
+        run(Watcher(small_task(), boom=bad), federation(), QUIET)
     assert bad in str(caught.value)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -217,9 +217,9 @@ def test_a_merger_may_refuse_an_update() -> None:
             return Strict(server, round.total)
 
     fed = federation()
-    result = run(Choosy(task()), fed, QUIET)
+    result = run(Choosy(small_task()), fed, QUIET)
     assert result.history[0]["refusals"] == [f"client {bad!r}, round 1: not today"]
-    assert equal(result.server, run(FedAvg(task()), One(*[c for c in fed.clients if c != bad]), QUIET).server)
+    assert equal(result.server, run(FedAvg(small_task()), One(*[c for c in fed.clients if c != bad]), QUIET).server)
 
 
 def test_cards_are_enough_for_a_server() -> None:
@@ -231,7 +231,7 @@ def test_cards_are_enough_for_a_server() -> None:
         assert given is cards
         return Endpoint(algorithm, fed, store, device)
 
-    a, b = run(FedAvg(task()), cards, options, exchange=exchange), run(FedAvg(task()), fed, options)
+    a, b = run(FedAvg(small_task()), cards, options, exchange=exchange), run(FedAvg(small_task()), fed, options)
     assert equal(a.server, b.server)
     assert a.summary["novel"] == b.summary["novel"]
 
@@ -239,7 +239,7 @@ def test_cards_are_enough_for_a_server() -> None:
 def test_callbacks_hear_everything_and_threads_are_put_back() -> None:
     torch.set_num_threads(2)
     seen: list[dict[str, Any]] = []
-    run(FedAvg(task()), federation(), replace(QUIET, rounds=2, evaluate_every=2), callbacks=[seen.append])
+    run(FedAvg(small_task()), federation(), replace(QUIET, rounds=2, evaluate_every=2), callbacks=[seen.append])
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     assert [event["event"] for event in seen] == ["start", "round", "round", "end"]
@@ -263,7 +263,7 @@ def test_wrong_options_fail(wrong: dict[str, Any]) -> None:
 
 def test_a_folder_tells_the_whole_story(tmp_path: Path) -> None:
     options = replace(QUIET, rounds=4, sample=2, evaluate_every=2, novel=True)
-    result = run(algorithms.build("local_only", task()), federation(), options, folder=tmp_path)
+    result = run(algorithms.build("local_only", small_task()), federation(), options, folder=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == result.history
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -275,16 +275,16 @@ def test_a_folder_tells_the_whole_story(tmp_path: Path) -> None:
     assert (tmp_path / "best.safetensors").exists()
     assert list((tmp_path / "private" / "best").rglob("*.safetensors"))
     with pytest.raises(FileExistsError, match="pfedgate resume"):
-        run(algorithms.build("local_only", task()), federation(), options, folder=tmp_path)
-    again = run(algorithms.build("local_only", task()), federation(), options, folder=tmp_path, resume=True)
+        run(algorithms.build("local_only", small_task()), federation(), options, folder=tmp_path)
+    again = run(algorithms.build("local_only", small_task()), federation(), options, folder=tmp_path, resume=True)
     assert again.history == result.history
     assert again.scores == result.scores
 
 
 def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
     options = replace(QUIET, rounds=2)
-    run(FedAvg(task()), federation(), options, folder=tmp_path)
+    run(FedAvg(small_task()), federation(), options, folder=tmp_path)
     with pytest.raises(ValueError, match="seed was 0, is 1"):
-        run(FedAvg(task()), federation(), replace(options, seed=1), folder=tmp_path, resume=True)
-    longer = run(FedAvg(task()), federation(), replace(options, rounds=3), folder=tmp_path, resume=True)
-    assert equal(longer.server, run(FedAvg(task()), federation(), replace(options, rounds=3)).server)
+        run(FedAvg(small_task()), federation(), replace(options, seed=1), folder=tmp_path, resume=True)
+    longer = run(FedAvg(small_task()), federation(), replace(options, rounds=3), folder=tmp_path, resume=True)
+    assert equal(longer.server, run(FedAvg(small_task()), federation(), replace(options, rounds=3)).server)

@@ -6,35 +6,37 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.pages import ROOT, SMALL, sections
+from tests.support.pages import ROOT, SMALL, sections
 
 EXAMPLES = ROOT / "examples"
 
 
-def start(name: str, *given: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [name, *given])
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a script in a folder of its own, on little data; all that it prints."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sections.FITTING, "digits", SMALL)
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_own_model_keeps_its_budget(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start("own_model.py", "--budget", "0.4", "--epochs", "5", monkeypatch=monkeypatch, folder=tmp_path)
-    told = capsys.readouterr().out
-    assert 0 < float(re.search(r"any resource: ([0-9.]+) of", told)[1]) <= 0.4  # type: ignore[index]
-    assert float(re.search(r"epoch 5: accuracy ([0-9.]+)", told)[1]) > 0.5  # type: ignore[index]
+def test_own_model_keeps_its_budget(example: Callable[..., str]) -> None:
+    printed = example("own_model.py", "--budget", "0.4", "--epochs", "5")
+    assert 0 < float(re.search(r"any resource: ([0-9.]+) of", printed)[1]) <= 0.4  # type: ignore[index]
+    assert float(re.search(r"epoch 5: accuracy ([0-9.]+)", printed)[1]) > 0.5  # type: ignore[index]
 
 
-def test_own_data_keeps_every_budget_and_personal_models_win(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start("own_data.py", "--rounds", "6", "--out", "kept", monkeypatch=monkeypatch, folder=tmp_path)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+def test_own_data_keeps_every_budget_and_personal_models_win(example: Callable[..., str], tmp_path: Path) -> None:
+    rows = [line.split() for line in example("own_data.py", "--rounds", "6", "--out", "kept").splitlines()[1:]]
     assert len(rows) == 6
     for _, budget, density, _, _ in rows:
         assert 0 < float(density) <= float(budget)
@@ -43,19 +45,17 @@ def test_own_data_keeps_every_budget_and_personal_models_win(
     assert (tmp_path / "kept" / "pfedgate" / "summary.json").exists()
 
 
-def test_read_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start("read_results.py", monkeypatch=monkeypatch, folder=tmp_path)
-    first = capsys.readouterr().out
+def test_read_results(example: Callable[..., str], tmp_path: Path) -> None:
+    first = example("read_results.py")
     assert "pfedgate on digits, 6 rounds" in first
     assert "fedavg on digits, 6 rounds" in first
     assert (tmp_path / "results.png").stat().st_size > 5000
-    start("read_results.py", "runs/example/fedavg", "--plot", "one.svg", monkeypatch=monkeypatch, folder=tmp_path)
-    assert "pfedgate" not in capsys.readouterr().out
+    assert "pfedgate" not in example("read_results.py", "runs/example/fedavg", "--plot", "one.svg")
     assert (tmp_path / "one.svg").exists()
 
 
-def test_theory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start("theory.py", "--tiny", "--out", "here", monkeypatch=monkeypatch, folder=tmp_path)
+def test_theory(example: Callable[..., str], tmp_path: Path) -> None:
+    first = example("theory.py", "--tiny", "--out", "here")
     numbers = json.loads((tmp_path / "here" / "theory.json").read_text())
     assert [run["rounds"] for run in numbers["convergence"]["runs"]] == [1, 2]
     for run in numbers["uploads"]["runs"]:
@@ -63,9 +63,7 @@ def test_theory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.
         assert run["density"] - 1e-9 <= run["q"] <= 1
     pictures = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
     assert pictures == ["convergence.svg", "generalisation.svg", "q.svg"]
-    start("theory.py", "--draw", "--out", "here", monkeypatch=monkeypatch, folder=tmp_path)
-    told = capsys.readouterr().out.splitlines()
-    assert told[: len(told) // 2] == told[len(told) // 2 :]
+    assert example("theory.py", "--draw", "--out", "here") == first
 
 
 def test_the_committed_numbers_are_those_of_the_page() -> None:

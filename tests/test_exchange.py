@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws.world import federation, task
+from tests.support.world import federation, small_task
 
 from pfedgate.algorithms.fedavg import FedAvg
 from pfedgate.core.state import equal
@@ -39,8 +39,8 @@ class Troubled(FedAvg):
         return super().train(got, private, local)
 
 
-def started(count: int = 2, **trouble: str) -> Processes:
-    return Processes(Troubled(task(), **trouble), federation(), TemporaryStore(), CPU, workers=count)
+def exchange_of(count: int = 2, **trouble: str) -> Processes:
+    return Processes(Troubled(small_task(), **trouble), federation(), TemporaryStore(), CPU, workers=count)
 
 
 def gone(pids: list[Any], seconds: float = 10) -> bool:
@@ -64,7 +64,7 @@ def chunks() -> list[list[Card]]:
 
 
 def test_an_error_names_the_client_and_workers_go_on() -> None:
-    exchange = started(fails=federation().clients[3])
+    exchange = exchange_of(fails=federation().clients[3])
     server = exchange_server()
     try:
         with pytest.raises(ClientError, match="round 1, train: ZeroDivisionError: of this client") as caught:
@@ -77,11 +77,11 @@ def test_an_error_names_the_client_and_workers_go_on() -> None:
 
 
 def exchange_server() -> State:
-    return FedAvg(task()).init_server(0)
+    return FedAvg(small_task()).init_server(0)
 
 
 def test_a_dead_worker_is_noticed() -> None:
-    exchange = started(kills=federation().clients[2])
+    exchange = exchange_of(kills=federation().clients[2])
     try:
         with pytest.raises(RuntimeError, match=r"a worker died \(exit code"):
             list(exchange.train(exchange_server(), Round(), chunks()))
@@ -90,7 +90,7 @@ def test_a_dead_worker_is_noticed() -> None:
 
 
 def test_stopping_early_leaves_the_workers_usable() -> None:
-    exchange = started()
+    exchange = exchange_of()
     try:
         replies = exchange.train(exchange_server(), Round(), chunks())
         first = next(replies)
@@ -105,7 +105,7 @@ def test_stopping_early_leaves_the_workers_usable() -> None:
 
 
 def test_closing_leaves_nothing_behind() -> None:
-    exchange = started()
+    exchange = exchange_of()
     list(exchange.train(exchange_server(), Round(), chunks()))
     pids = [child.pid for child in exchange._children]
     folder = exchange._folder
@@ -117,14 +117,14 @@ def test_closing_leaves_nothing_behind() -> None:
 
 def test_private_states_must_be_reachable() -> None:
     with pytest.raises(TypeError, match="DiskStore"):
-        Processes(FedAvg(task()), federation(), MemoryStore())
+        Processes(FedAvg(small_task()), federation(), MemoryStore())
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers(workers: int) -> None:
     options = replace(OPTIONS, rounds=2, evaluate_every=1, stack=2)
-    here = run(FedAvg(task()), federation(), options)
-    there = run(FedAvg(task()), federation(), options, exchange=partial(Processes, workers=workers))
+    here = run(FedAvg(small_task()), federation(), options)
+    there = run(FedAvg(small_task()), federation(), options, exchange=partial(Processes, workers=workers))
     assert equal(here.server, there.server)
     assert here.history == there.history
     assert here.scores == there.scores
@@ -140,12 +140,12 @@ def test_workers_are_stopped_when_a_run_fails() -> None:
     exchange.shared_store = True  # type: ignore[attr-defined]
     call: Callable[..., Any] = exchange
     with pytest.raises(ClientError):
-        run(Troubled(task(), fails=federation().clients[0]), federation(), OPTIONS, exchange=call)
+        run(Troubled(small_task(), fails=federation().clients[0]), federation(), OPTIONS, exchange=call)
     assert gone([child.pid for child in made[0]._children])
 
 
 def _train_and_wait(pipe: Any) -> None:
-    exchange = started()
+    exchange = exchange_of()
     list(exchange.train(exchange_server(), Round(), chunks()))
     pipe.send([child.pid for child in exchange._children])
     time.sleep(60)

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gating.compare import distance, gated_pair
-from tests.gating.zoo import OURS, SMALL, build
+from tests.support.cli import call
+from tests.support.compare import distance, gated_pair
+from tests.support.zoo import OURS, SMALL, build
 from torch.utils._pytree import tree_leaves
-from typer.testing import CliRunner
 
 import pfedgate
 from pfedgate import Budget, export
-from pfedgate.cli import app
 from pfedgate.runs import folder as runfolder
 
 RECIPE = {
@@ -114,8 +113,7 @@ def test_without_onnx_it_says_what_to_install(run: Path, tmp_path: Path, monkeyp
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
     arguments = ["export", str(run), "--client", "2", "--budget", "0.3", "--out", str(tmp_path / "two.pt")]
-    told = CliRunner().invoke(app, arguments)
-    assert told.exit_code == 0, told.output
+    printed = call(*arguments)
     found = export.client(run, "2", budget=0.3)
     for expected in (
         f"{export.parameters(found.dense):,}",
@@ -124,7 +122,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
         f"{100 * found.score(found.gated).accuracy:.1f} %",
         "takes batch × 1 × 8 × 8 float32",
     ):
-        assert expected in told.stdout
+        assert expected in printed
     x = found.local.prepare(found.test.x)
     assert torch.equal(torch.load(tmp_path / "two.pt", weights_only=False)(x), found.compact(x))
 
@@ -142,9 +140,7 @@ def test_errors_say_what_to_do(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(app, ["export", str(run), *arguments])
-    assert told.exit_code == 1
-    assert says in told.output
+    assert says in call("export", str(run), *arguments, code=1)
     assert not list(tmp_path.iterdir())
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -60,19 +58,6 @@ def test_the_page_is_up_to_date(script: ModuleType) -> None:
     page = facts(PAGE.read_text(encoding="utf-8"))
     assert page == facts(script.markdown())
     assert len(page) > 4 * len(EVERY)
-
-
-def test_listing_loads_no_engine() -> None:
-    """The package is an empty one here, because its own `__init__` may load more."""
-    code = (
-        "import sys, types\n"
-        f"package = types.ModuleType('pfedgate'); package.__path__ = [{str(ROOT / 'src' / 'pfedgate')!r}]\n"
-        "sys.modules['pfedgate'] = package\n"
-        "from pfedgate.config.methods import methods\n"
-        "print(len(methods()), 'pfedgate.engine' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.split() == [str(len(EVERY)), "False"], result.stderr
 
 
 # Costs of a round by the methods' definitions (down, up, compute); None: any.

@@ -8,15 +8,15 @@ import torch
 from pfedgate.engine.parallel import completed
 
 
-def work(job: int, tick: object = None) -> tuple[int, int]:
+def square(job: int, tick: object = None) -> tuple[int, int]:
     if job < 0:
         time.sleep(600)
     return job * job, torch.get_num_threads()
 
 
 def test_workers_change_no_result_and_end_with_their_parent() -> None:
-    alone = [(job, future.result()[0]) for job, future in completed(work, iter([1, 2, 3, None]).__next__)]
-    running = completed(work, iter([1, 2, 3, -1, None, None]).__next__, workers=2)
+    alone = [(job, future.result()[0]) for job, future in completed(square, iter([1, 2, 3, None]).__next__)]
+    running = completed(square, iter([1, 2, 3, -1, None, None]).__next__, workers=2)
     results = [(job, future.result()) for job, future in (next(running) for _ in range(3))]
     assert sorted((job, square) for job, (square, _) in results) == alone
     assert {threads for _, (_, threads) in results} == {1}

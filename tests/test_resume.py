@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws.world import federation, private_states, task
+from tests.support.world import federation, private_digests, small_task
 
 from pfedgate import algorithms
 from pfedgate.core.state import digest
@@ -29,24 +29,24 @@ FORK = multiprocessing.get_context("fork")
 FILES = ("metrics.jsonl", "participation.jsonl", "clients.csv")
 
 
-def train(folder: Path, rounds: int, checkpoint_every: int = 1, workers: int = 0) -> None:
+def train_in_folder(folder: Path, rounds: int, checkpoint_every: int = 1, workers: int = 0) -> None:
     """A run with everything that could be forgotten: private models, a plateau, the best State."""
     from dataclasses import replace
 
-    chosen = replace(task(), optim=Optim(lr=0.1), schedule=Schedule("plateau", patience=1, factor_plateau=0.5))
+    chosen = replace(small_task(), optim=Optim(lr=0.1), schedule=Schedule("plateau", patience=1, factor_plateau=0.5))
     options = Options(rounds=rounds, sample=0.5, evaluate_every=2, seed=5, checkpoint_every=checkpoint_every)
     how: dict[str, Any] = {"exchange": partial(Processes, workers=workers)} if workers else {}
     run(algorithms.build("ditto", chosen), federation(), options, folder=folder, resume=True, **how)
 
 
-def everything(folder: Path) -> dict[str, Any]:
+def run_contents(folder: Path) -> dict[str, Any]:
     """All that must not differ."""
     found: dict[str, Any] = {name: (folder / name).read_bytes() for name in FILES}
     files, best = RunFolder(folder, resume=True), RunFolder(folder, resume=True).best()
     last = files.load()
     assert last is not None
     assert best is not None
-    found |= {"server": digest(last.server), "best": (digest(best[0]), best[1]), "private": private_states(folder)}
+    found |= {"server": digest(last.server), "best": (digest(best[0]), best[1]), "private": private_digests(folder)}
     kept = store.DiskStore(folder / "private" / "best")
     found["private best"] = {client: digest(kept.get(client) or {}) for client in kept.clients()}
     return found
@@ -57,14 +57,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     found = {}
     for rounds in (3, 40):
         folder = tmp_path_factory.mktemp("whole")
-        train(folder, rounds)
-        found[rounds] = everything(folder)
+        train_in_folder(folder, rounds)
+        found[rounds] = run_contents(folder)
     return found
 
 
 def killed_after(seconds: float, *args: Any) -> bool:
     """Run in a process of its own and kill it; whether it was still running."""
-    process = FORK.Process(target=train, args=args)
+    process = FORK.Process(target=train_in_folder, args=args)
     process.start()
     process.join(seconds)
     running = process.is_alive()
@@ -81,24 +81,24 @@ def test_killed_at_twenty_random_moments(tmp_path: Path, undisturbed: dict[int, 
         if killed_after(moments.uniform(0.05, 0.5), folder, 40):
             kills += 1
         else:  # it came to its end between two kills: begin another
-            assert everything(folder) == undisturbed[40]
+            assert run_contents(folder) == undisturbed[40]
             folder = tmp_path / str(kills)
     assert kills == 20
-    train(folder, 40)
-    assert everything(folder) == undisturbed[40]
+    train_in_folder(folder, 40)
+    assert run_contents(folder) == undisturbed[40]
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     """Two that add their rounds to the same files would leave a run that looks finished and is not."""
     folder = tmp_path / "run"
     with alone(folder), pytest.raises(FolderBusy, match="another process is training"):
-        train(folder, 3)
-    train(folder, 3)
+        train_in_folder(folder, 3)
+    train_in_folder(folder, 3)
     assert [record["round"] for record in _metrics(folder)] == [1, 2, 3]
 
 
 def test_what_two_processes_have_written_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, 3)
+    train_in_folder(tmp_path, 3)
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text().replace('"round": 3', '"round": 2'))  # as long as before, so nothing is cut off
     with pytest.raises(ValueError, match="does not have every round once"):
@@ -110,7 +110,7 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_folder_whose_optimiser_had_an_option_more_goes_on(tmp_path: Path) -> None:
-    train(tmp_path, 3)
+    train_in_folder(tmp_path, 3)
     files = RunFolder(tmp_path, resume=True)
     last = files.load()
     assert last is not None
@@ -149,7 +149,7 @@ def _train_until(number: int, folder: Path, before: bool) -> None:
                     changed = lethal(getattr(target, function))
                     changed.lethal = True
                     setattr(target, function, changed)
-    train(folder, 3)
+    train_in_folder(folder, 3)
 
 
 # Between two such calls only lines are appended, so killing after one is nearly killing before the next.
@@ -170,8 +170,8 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, undisturbed: dict[int,
             again = FORK.Process(target=_train_until, args=(2, folder, before))
             again.start()
             again.join()
-        train(folder, 3)
-        assert everything(folder) == undisturbed[3], f"killed at change {number}"
+        train_in_folder(folder, 3)
+        assert run_contents(folder) == undisturbed[3], f"killed at change {number}"
     assert killed > 20
 
 
@@ -179,8 +179,8 @@ def test_killed_between_checkpoints(tmp_path: Path, undisturbed: dict[int, dict[
     moments = random.Random(1)
     for _ in range(5):
         killed_after(moments.uniform(0.1, 0.6), tmp_path, 40, 7)
-    train(tmp_path, 40, 7)
-    found = everything(tmp_path)
+    train_in_folder(tmp_path, 40, 7)
+    found = run_contents(tmp_path)
     assert found == undisturbed[40]
 
 
@@ -189,15 +189,15 @@ def test_killed_with_workers(tmp_path: Path, undisturbed: dict[int, dict[str, An
     moments = random.Random(2)
     spawn = multiprocessing.get_context("spawn")
     for _ in range(2):
-        process = spawn.Process(target=train, args=(tmp_path, 40, 3, 2))
+        process = spawn.Process(target=train_in_folder, args=(tmp_path, 40, 3, 2))
         process.start()
         for _ in _until(lambda: (tmp_path / "checkpoint.safetensors").exists(), 60):
             time.sleep(0.05)
         time.sleep(moments.uniform(0, 0.3))
         process.kill()
         process.join()
-    train(tmp_path, 40, 3, 2)
-    assert everything(tmp_path) == undisturbed[40]
+    train_in_folder(tmp_path, 40, 3, 2)
+    assert run_contents(tmp_path) == undisturbed[40]
 
 
 def _until(condition: Any, seconds: float) -> Iterator[None]:

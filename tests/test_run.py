@@ -16,6 +16,7 @@ from torch import nn
 from pfedgate import data, experiment
 from pfedgate.algorithms.pfedgate.personal import Setting, workspace
 from pfedgate.config.recipe import RecipeError, resolve
+from pfedgate.core.state import equal
 from pfedgate.core.types import CPU, Example
 from pfedgate.experiment import plan, recipe_of, resume, run
 from pfedgate.runs import folder as runfolder
@@ -37,10 +38,6 @@ def own_data() -> data.Federation:
 
 def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +78,8 @@ def test_state_can_be_read_back(finished: tuple[Any, runfolder.Run]) -> None:
     for client in store.clients():
         state, kept = store.get(client), result.store.get(client)
         assert state is not None
-        assert same(state, kept)
-    assert same(found.server(), result.server)
+        assert equal(state, kept)
+    assert equal(found.server(), result.server)
     assert found.store("best").clients() == store.clients()
     with pytest.raises(ValueError, match="unknown state 'bets': did you mean 'best'"):
         found.server("bets")
@@ -192,7 +189,7 @@ def test_own_data_and_own_model(model: Any, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"data was a Python object: give the same again"):
         resume(tmp_path / "own")
     again = resume(tmp_path / "own", data=own_data(), model=model)
-    assert same(again.server, result.server)
+    assert equal(again.server, result.server)
 
 
 def test_a_pretrained_module_keeps_its_weights() -> None:

@@ -15,7 +15,7 @@ def state(value: float) -> State:
     return {"w": torch.full((3,), value), "n": torch.tensor(int(value))}
 
 
-def same(a: State | None, b: State) -> bool:
+def is_state(a: State | None, b: State) -> bool:
     return a is not None and equal(a, b)
 
 
@@ -32,8 +32,8 @@ def test_put_and_get(store: Store) -> None:
         store.put(client, state(1))
     store.commit()
     store.put("a", state(2))
-    assert same(store.get("a"), state(2))
-    assert same(store.get("b/ü ../x"), state(1))
+    assert is_state(store.get("a"), state(2))
+    assert is_state(store.get("b/ü ../x"), state(1))
     assert store.clients() == ["a", "b/ü ../x"]
 
 
@@ -41,7 +41,7 @@ def test_what_is_kept_is_a_copy(store: Store) -> None:
     given = state(1)
     store.put("a", given)
     given["w"].add_(1)
-    assert same(store.get("a"), state(1))
+    assert is_state(store.get("a"), state(1))
 
 
 def test_an_empty_state_is_a_state(store: Store) -> None:
@@ -66,7 +66,7 @@ def test_uncommitted_states_are_forgotten(tmp_path: Path) -> None:
     store.put("a", state(2))
     store.put("b", state(2))
     again = DiskStore.recover(tmp_path, done)
-    assert same(again.get("a"), state(1))
+    assert is_state(again.get("a"), state(1))
     assert again.get("b") is None
     assert not list(tmp_path.glob("pending-*"))
 
@@ -82,7 +82,7 @@ def test_a_commit_on_record_is_finished(tmp_path: Path) -> None:
     os.replace(moved, target / moved.name)
     again = DiskStore.recover(tmp_path, store.tag)
     assert again.clients() == list("abcd")
-    assert all(same(again.get(client), state(1)) for client in "abcd")
+    assert all(is_state(again.get(client), state(1)) for client in "abcd")
 
 
 def test_never_committed_means_nothing_is_there(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_straggler_of_a_killed_run_writes_where_nobody_looks(tmp_path: Path) -
     assert new.get("a") is None
     new.put("a", state(7))
     new.commit()
-    assert same(new.get("a"), state(7))
+    assert is_state(new.get("a"), state(7))
 
 
 def test_half_a_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_half_a_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="killed here"):
         store.put("a", state(2))
     monkeypatch.undo()
-    assert same(store.get("a"), state(1))
+    assert is_state(store.get("a"), state(1))
     assert store.clients() == ["a"]
     store.commit()
     assert store.clients() == ["a"]
@@ -129,7 +129,7 @@ def test_a_snapshot_stays_as_it_was(tmp_path: Path) -> None:
     store.commit()
     kept = DiskStore(tmp_path / "best")
     assert kept.clients() == ["a"]
-    assert same(kept.get("a"), state(1))
+    assert is_state(kept.get("a"), state(1))
     store.snapshot(tmp_path / "best")
     assert DiskStore(tmp_path / "best").clients() == ["a", "b"]
 
@@ -147,4 +147,4 @@ def test_files_are_spread_over_folders(tmp_path: Path) -> None:
 def test_synchronous_writes(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, sync=True)
     store.put("a", state(3))
-    assert same(store.get("a"), state(3))
+    assert is_state(store.get("a"), state(3))

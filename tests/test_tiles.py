@@ -19,7 +19,7 @@ def random(seed: int, size: int = 8) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def packed(ids: list[int], seed: int = 0) -> State:
+def packed_tiles(ids: list[int], seed: int = 0) -> State:
     return pack_tiles(random(seed), torch.tensor(ids), TILES)
 
 
@@ -67,7 +67,7 @@ def test_the_papers_four_clients() -> None:
 @given(st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=5))
 def test_a_block_nobody_sent_keeps_its_bits(sets: list[set[int]]) -> None:
     server = random(9)
-    sent = [(float(at + 1), packed(sorted(ids), at)) for at, ids in enumerate(sets)]
+    sent = [(float(at + 1), packed_tiles(sorted(ids), at)) for at, ids in enumerate(sets)]
     merged = merged_tiles(TileMean(server, TILES), sent)
     unsent = ~torch.isin(OWNER, torch.tensor(sorted(set().union(*sets))))
     assert torch.equal(merged[unsent], server[unsent])
@@ -108,7 +108,7 @@ def test_over_all_clients_the_others_count_as_unchanged() -> None:
     ],
 )
 def test_a_bad_update_says_why(change: State, says: str) -> None:
-    assert says in str(fault_in_tiles({**packed([0, 2]), **change}, TILES))
+    assert says in str(fault_in_tiles({**packed_tiles([0, 2]), **change}, TILES))
 
 
 def test_a_missing_array_is_named() -> None:

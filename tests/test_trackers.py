@@ -164,7 +164,7 @@ def tracked(folder: Path, *more: str, names: tuple[str, ...] = ("tensorboard", "
     return CliRunner().invoke(app, [*more, *(part for name in names for part in ("--track", name))])
 
 
-def start(folder: Path, **options: Any) -> Any:
+def tracked_run(folder: Path, **options: Any) -> Any:
     """A run of five rounds that is kept after every second one."""
     settings = {"data.clients": 4, "data.samples": 200, "algorithm.name": "fedavg", "train.rounds": 5, "run.workers": 1}
     settings |= {"run.checkpoint_every": 2, "run.keep_best": "false"}
@@ -182,7 +182,7 @@ def test_trackers_are_told_how_it_ended_and_resumed(
 ) -> None:
     folder = tmp_path / "run"
     Writer.breaks = 3, error
-    result = start(folder)
+    result = tracked_run(folder)
     assert (result.exit_code, said in result.output) == (code, True), result.output
     assert not Writer.last.open
     assert WandBRun.last.exit_code == code
@@ -220,7 +220,7 @@ def test_a_tracker_that_cannot_be_made_closes_the_others(tmp_path: Path, monkeyp
         raise ConnectionError("no network")
 
     monkeypatch.setattr(sys.modules["wandb"], "init", offline)
-    assert "no network" in start(tmp_path / "run", names=("mlflow", "wandb")).output
+    assert "no network" in tracked_run(tmp_path / "run", names=("mlflow", "wandb")).output
     assert Client.runs == {"run0": "FAILED"}
 
 
@@ -269,7 +269,7 @@ def interrupted(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> dic
 
     with monkeypatch.context() as patch:
         patch.setattr(trackers.Tracker, "__call__", stop)
-        assert start(folder, names=(name,)).exit_code == 130
+        assert tracked_run(folder, names=(name,)).exit_code == 130
     result = tracked(folder, "resume", str(folder), names=(name,))
     assert result.exit_code == 0, result.output
     return {record["round"]: record["loss"] for record in runfolder.load(folder).metrics}

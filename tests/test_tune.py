@@ -64,7 +64,7 @@ def hill(params: dict[str, float], round: int) -> float:
     return round * (1 - abs(params["train.lr"] - 0.1) - 0.1 * params["train.momentum"]) / 10
 
 
-def plain(found: Search) -> list[Any]:
+def without_seconds(found: Search) -> list[Any]:
     return [dataclasses.replace(trial, seconds=0.0) for trial in found.trials]
 
 
@@ -112,8 +112,8 @@ def test_interrupted_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
             file.write('{"op_code": 5, "wor')  # and one line half written
         again = search(folder, search=kind)
         play(again, hill)
-        assert plain(again) == plain(whole)
-        assert plain(search(folder, search=kind)) == plain(whole)
+        assert without_seconds(again) == without_seconds(whole)
+        assert without_seconds(search(folder, search=kind)) == without_seconds(whole)
         assert search(folder, search=kind).ask() is None
 
 
@@ -141,7 +141,7 @@ def test_training_that_breaks_is_an_outcome(tmp_path: Path) -> None:
     sizes = []
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"no trial ended well.*diverged"):
-            tune("fedavg", trials=2, rounds=1, out=tmp_path, data=federation(), model=Breaks(6, 2))
+            tune("fedavg", trials=2, rounds=1, out=tmp_path, data=two_sided(), model=Breaks(6, 2))
         sizes.append((tmp_path / "fedavg" / JOURNAL).stat().st_size)
     assert sizes[0] == sizes[1]  # the second time they are not repeated
 
@@ -156,7 +156,7 @@ def test_a_trial_that_could_not_begin_is_tried_again(tmp_path: Path, monkeypatch
         return real(*given, **options)
 
     monkeypatch.setattr(experiment, "plan", plan)
-    told = {"trials": 3, "rounds": 1, "out": tmp_path, "data": federation()}
+    told = {"trials": 3, "rounds": 1, "out": tmp_path, "data": two_sided()}
     first = tune("fedavg", TINY, **told)
     assert [trial.state for trial in first.trials] == ["complete", "failed", "complete"]
     again = tune("fedavg", TINY, **told)
@@ -226,7 +226,7 @@ class Scrambled:
         return SimpleNamespace(n=part.n, x=part.x, y=1 - part.y) if which == "test" else part
 
 
-def federation() -> Any:
+def two_sided() -> Any:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(180, 6)).astype(np.float32)
     return from_arrays(x, (x[:, 0] > 0).astype(np.int64), owners=np.arange(180) % 3)
@@ -236,13 +236,13 @@ def test_test_labels_choose_nothing(tmp_path: Path) -> None:
     trials, tested = [], []
     for name in ("fedavg", "ditto"):
         for scrambled in (False, True):
-            data = Scrambled(federation()) if scrambled else federation()
+            data = Scrambled(two_sided()) if scrambled else two_sided()
             tested.append(data.part(data.clients[0], "test").y.tolist())
             found = tune(
                 name, {"model": {"name": "mlp", "hidden": [16]}, "train": {"batch": 8}}, trials=3, rounds=3,
                 out=tmp_path / f"{name}-{scrambled}", data=data,
             )  # fmt: skip
-            trials.append(plain(found))
+            trials.append(without_seconds(found))
     assert tested[0] != tested[1]
     assert trials[0] == trials[1]
     assert trials[2] == trials[3]
@@ -275,7 +275,7 @@ def test_settings_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()  # before the search, not after it
 
 
-def command(folder: Path, *more: str) -> list[str]:
+def tune_words(folder: Path, *more: str) -> list[str]:
     return [
         "tune", "fedavg", "ditto", "--recipe", str(folder / "recipe.toml"), "--trials", "4", "--rounds", "4",
         "--param", "train.lr=0.01,0.1", "--out", str(folder / "out"), *more,
@@ -294,7 +294,7 @@ def write_recipe(folder: Path) -> Path:
 def test_the_command_tunes_all_methods_of_a_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
     before = recipe.read_text()
-    result = CliRunner().invoke(app, command(tmp_path, "--write"))
+    result = CliRunner().invoke(app, tune_words(tmp_path, "--write"))
     assert result.exit_code == 0, result.output
     assert "ditto on synthetic" in result.output
     assert recipe.read_text() == before
@@ -302,20 +302,20 @@ def test_the_command_tunes_all_methods_of_a_recipe(tmp_path: Path) -> None:
     assert set(tuned) == {"fedavg", "ditto"}
     assert set(tuned["ditto"]["algorithm"]) == {"lam"}
     assert resolve(recipe, {"algorithm": "ditto"}).algorithm.options["lam"] == tuned["ditto"]["algorithm"]["lam"]
-    copied = CliRunner().invoke(app, [*command(tmp_path), "--trials", "1", "--out", str(tmp_path / "copy")])
+    copied = CliRunner().invoke(app, [*tune_words(tmp_path), "--trials", "1", "--out", str(tmp_path / "copy")])
     assert copied.exit_code == 0, copied.output
     assert (tmp_path / "copy/recipe.toml").read_text() == before
     assert set(toml.read(tmp_path / "copy/recipe.tuned.toml")["tuned"]) == {"fedavg", "ditto"}
     compared = CliRunner().invoke(app, ["compare", "ditto", str(recipe), "--out", str(tmp_path / "runs")])
     assert "tuned settings of ditto: " in compared.output.replace("\n", " ")
-    wrong = CliRunner().invoke(app, [*command(tmp_path), "--search", "hill"])
+    wrong = CliRunner().invoke(app, [*tune_words(tmp_path), "--search", "hill"])
     assert "unknown search 'hill'" in wrong.output
 
 
 @pytest.mark.slow
 def test_kill_9_loses_and_repeats_no_finished_trial(tmp_path: Path) -> None:
     write_recipe(tmp_path)
-    run = [sys.executable, "-m", "pfedgate", *command(tmp_path, "--workers", "2", "--no-prune")]
+    run = [sys.executable, "-m", "pfedgate", *tune_words(tmp_path, "--workers", "2", "--no-prune")]
     env = {**os.environ, "PYTHONPATH": str(Path(pfedgate.__file__).parent.parent)}
     process = subprocess.Popen(run, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     log, deadline = tmp_path / "out/ditto" / JOURNAL, time.monotonic() + 240

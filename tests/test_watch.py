@@ -20,7 +20,7 @@ from pfedgate.runs import folder as runfolder
 from pfedgate.runs import watch
 
 
-def started(folder: Path, rounds: int) -> Path:
+def run_folder(folder: Path, rounds: int) -> Path:
     """A folder as a run of 10 rounds leaves it after some."""
     recipe = experiment.recipe_of({"algorithm": {"name": "fedavg"}, "train": {"rounds": 10}})
     runfolder.create(folder, recipe)
@@ -47,7 +47,7 @@ def shown(folder: Path) -> str:
 
 
 def test_what_is_shown(tmp_path: Path) -> None:
-    text = shown(started(tmp_path / "run", 4))
+    text = shown(run_folder(tmp_path / "run", 4))
     assert "4 / 10" in text
     assert "40.0 %" in text
     assert "up 4.0 kB" in text or "up 4 kB" in text
@@ -55,7 +55,7 @@ def test_what_is_shown(tmp_path: Path) -> None:
 
 
 def test_before_the_first_round(tmp_path: Path) -> None:
-    folder = started(tmp_path / "run", 0)
+    folder = run_folder(tmp_path / "run", 0)
     assert "training has not begun" in shown(folder)
     (folder / "environment.json").write_text("[]")
     assert "no round is finished yet" in shown(folder)
@@ -64,7 +64,7 @@ def test_before_the_first_round(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fell_silent(tmp_path: Path) -> None:
-    folder = started(tmp_path / "run", 3)
+    folder = run_folder(tmp_path / "run", 3)
     age(folder / "metrics.jsonl")
     assert "pfedgate resume" in shown(folder)
     (folder / "environment.json").write_text("[]")  # as resume does: now it is heard of again
@@ -74,7 +74,7 @@ def test_a_run_that_fell_silent(tmp_path: Path) -> None:
 def comparison(folder: Path, done: int, runs: int = 8) -> Path:
     """A comparison as it is while a run goes on: some before it have ended, those after it wait."""
     for at in range(runs):
-        run = started(folder / f"method{at}", 10 if at < done else 4 if at == done else 0)
+        run = run_folder(folder / f"method{at}", 10 if at < done else 4 if at == done else 0)
         if at < done:
             (run / "summary.json").write_text("{}")
     (folder / "comparison.json").write_text(json.dumps([f"method{at}" for at in range(runs)]))
@@ -104,7 +104,7 @@ def test_the_run_that_goes_on_is_on_the_screen(tmp_path: Path, done: int, monkey
 def test_more_runs_than_there_is_room_for(tmp_path: Path) -> None:
     names = ["silent", "one", "two", "three"]
     for name in names:
-        started(tmp_path / name, 3)
+        run_folder(tmp_path / name, 3)
     age(tmp_path / "silent" / "metrics.jsonl")
     (tmp_path / "comparison.json").write_text(json.dumps(names))
     console = Console(width=120, record=True, file=io.StringIO())
@@ -117,14 +117,14 @@ def test_more_runs_than_there_is_room_for(tmp_path: Path) -> None:
 
 
 def test_a_half_written_line_is_not_read(tmp_path: Path) -> None:
-    folder = started(tmp_path / "run", 3)
+    folder = run_folder(tmp_path / "run", 3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
     assert "3 / 10" in shown(folder)
 
 
 def test_follow_ends_with_the_run(tmp_path: Path) -> None:
-    folder = started(tmp_path / "run", 10)
+    folder = run_folder(tmp_path / "run", 10)
 
     def finish() -> None:
         time.sleep(0.3)
@@ -139,7 +139,7 @@ def test_follow_ends_with_the_run(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["watch", "--once", str(started(tmp_path / "run", 2))])
+    result = CliRunner().invoke(app, ["watch", "--once", str(run_folder(tmp_path / "run", 2))])
     assert result.exit_code == 0, result.output
     assert "2 / 10" in result.output
     assert CliRunner().invoke(app, ["watch", str(tmp_path)]).exit_code == 1

@@ -7,22 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import (
-    CLASSES,
-    Toy,
-    build,
-    clusters,
-    dropout_mlp,
-    first,
-    local,
-    normed_mlp,
-    plain_mlp,
-    run,
-    task,
-)
+from tests.support.toys import CLASSES, Toy, clusters, dropout_mlp, first, local, normed_mlp, plain_mlp, run, task
 from torch import Tensor
 
 from pfedgate import algorithms
+from pfedgate.algorithms import build
 from pfedgate.core.state import clone, digest, equal
 from pfedgate.core.types import Part, Round, State
 

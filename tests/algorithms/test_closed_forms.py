@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import CENTRES, MEAN, WEIGHTS, Point, Rows, Toy, build, first, local, points, quadratic, run
+from tests.support.toys import CENTRES, MEAN, WEIGHTS, Point, Rows, Toy, first, local, points, quadratic, run
 from torch import Tensor
 
+from pfedgate.algorithms import build
 from pfedgate.algorithms.per_fedavg import PerFedAvg
 from pfedgate.core.state import inside
 from pfedgate.core.types import CPU, Round, State, Task
@@ -21,7 +22,7 @@ def personal(result: Any, prefix: str) -> Tensor:
     return torch.stack([inside(prefix, result.store.get(f"c{at}"))["theta"] for at in range(3)])
 
 
-def train(name: str, task: Task, w: Tensor, client: str = "c0", **options: Any) -> tuple[Tensor, State]:
+def trained_from(name: str, task: Task, w: Tensor, client: str = "c0", **options: Any) -> tuple[Tensor, State]:
     """What a client sends when it got w, and its private State."""
     algorithm, one = build(name, task, **options), local(points(), client)
     update, private = algorithm.train({"theta": w.clone()}, algorithm.init_client({}, one), one)
@@ -38,13 +39,13 @@ def test_fedprox_at_eta_mu_one_stays_one_gradient_step_from_the_received_model()
     expected = w.clone()
     for _ in range(steps):
         expected = w - eta * (expected - CENTRES[0])
-    found, _ = train("fedprox", quadratic(eta, epochs=steps), w, mu=1 / eta)
+    found, _ = trained_from("fedprox", quadratic(eta, epochs=steps), w, mu=1 / eta)
     torch.testing.assert_close(found, expected)
 
 
 def test_fedprox_drifts_less_the_stronger_the_pull() -> None:
     drifts = [
-        float((train("fedprox", quadratic(0.05, epochs=10), START, mu=mu)[0] - START).norm())
+        float((trained_from("fedprox", quadratic(0.05, epochs=10), START, mu=mu)[0] - START).norm())
         for mu in (0.0, 0.01, 0.1, 1.0, 10.0)
     ]
     assert drifts == sorted(drifts, reverse=True)
@@ -52,14 +53,14 @@ def test_fedprox_drifts_less_the_stronger_the_pull() -> None:
 
 
 def test_fedprox_finds_the_proximal_point() -> None:
-    found, _ = train("fedprox", quadratic(0.2, epochs=200), START, mu=0.5)
+    found, _ = trained_from("fedprox", quadratic(0.2, epochs=200), START, mu=0.5)
     torch.testing.assert_close(found, (CENTRES[0] + 0.5 * START) / 1.5)
 
 
 # -- pFedMe
 def test_pfedme_with_many_inner_steps_reaches_the_proximal_point_and_moves_w_towards_it() -> None:
     lam, eta = 3.0, 0.1
-    sent, private = train("pfedme", quadratic(0.2), START, lam=lam, inner_steps=100, outer_lr=eta)
+    sent, private = trained_from("pfedme", quadratic(0.2), START, lam=lam, inner_steps=100, outer_lr=eta)
     theta = (CENTRES[0] + lam * START) / (1 + lam)
     torch.testing.assert_close(private["theta/theta"], theta)
     torch.testing.assert_close(sent, START - eta * lam * (START - theta))
@@ -73,7 +74,7 @@ def test_pfedme_warm_starts_theta_and_follows_the_moving_w() -> None:
         for _ in range(2):
             theta = theta - inner * (theta - CENTRES[0] + lam * (theta - w))
         w = w - eta * lam * (w - theta)
-    sent, private = train(
+    sent, private = trained_from(
         "pfedme", quadratic(epochs=steps), START, lam=lam, inner_steps=2, inner_lr=inner, outer_lr=eta
     )
     torch.testing.assert_close(private["theta/theta"], theta)
@@ -88,7 +89,7 @@ def test_pfedme_converges_to_the_weighted_mean_of_centres() -> None:
 
 
 def test_pfedme_without_a_pull_leaves_w_alone_and_is_plain_descent() -> None:
-    sent, private = train("pfedme", quadratic(0.1, epochs=3), START, lam=0.0, inner_steps=2)
+    sent, private = trained_from("pfedme", quadratic(0.1, epochs=3), START, lam=0.0, inner_steps=2)
     assert torch.equal(sent, START)
     torch.testing.assert_close(private["theta/theta"], CENTRES[0] + 0.9**6 * (START - CENTRES[0]))
 
@@ -104,13 +105,13 @@ def test_pfedme_beta_is_the_share_of_the_way_to_the_mean(beta: float) -> None:
 
 
 def test_pfedme_with_one_inner_step_and_eta_lam_one_sends_theta() -> None:
-    sent, private = train("pfedme", quadratic(0.1, epochs=3), START, lam=4.0, inner_steps=1, outer_lr=0.25)
+    sent, private = trained_from("pfedme", quadratic(0.1, epochs=3), START, lam=4.0, inner_steps=1, outer_lr=0.25)
     torch.testing.assert_close(sent, private["theta/theta"])
 
 
 def test_pfedme_inner_rate_never_overshoots_unless_told() -> None:
     for lr in (0.05, 0.5, 5.0):
-        _, private = train("pfedme", quadratic(lr, epochs=50), START, lam=15.0)
+        _, private = trained_from("pfedme", quadratic(lr, epochs=50), START, lam=15.0)
         assert torch.isfinite(private["theta/theta"]).all()
 
 
@@ -194,7 +195,7 @@ def bowl(output: Tensor, y: Tensor) -> Tensor:
 def test_per_fedavg_directions_on_a_quadratic(order: str) -> None:
     alpha, beta = 0.3, 0.05
     task = replace(quadratic(beta), loss=bowl)
-    sent, _ = train("per_fedavg", task, START, order=order, alpha=alpha)
+    sent, _ = trained_from("per_fedavg", task, START, order=order, alpha=alpha)
     u = START - alpha * HESSIAN @ (START - CENTRES[0])
     g = HESSIAN @ (u - CENTRES[0])
     direction = g if order == "first" else g - alpha * HESSIAN @ g

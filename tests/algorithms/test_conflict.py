@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.algorithms.toys import build, run
+from tests.support.toys import run
 
 from pfedgate import data, models
+from pfedgate.algorithms import build
 from pfedgate.core.types import Optim, Task
 
 FEDERATION = data.conflicting(clients=6, samples_per_client=60, novel=0.0)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from tests.algorithms.toys import build, clusters, dropout_mlp, first, local, plain_mlp, run, task
+from tests.support.toys import clusters, dropout_mlp, first, local, plain_mlp, run, task
 
 from pfedgate import data, models
+from pfedgate.algorithms import build
 from pfedgate.algorithms.fedem import FedEM, Mixture, responsibilities
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, inside, under
@@ -118,7 +119,7 @@ def test_probabilities_are_mixed_not_logits() -> None:
     )
 
 
-def conflict(**options: object) -> tuple[FedEM, data.Federation]:
+def fedem_on_conflict(**options: object) -> tuple[FedEM, data.Federation]:
     federation = data.conflicting(clients=6, samples_per_client=60, novel=0.3)
     model = partial(models.build, "mlp", federation.input_shape, federation.classes, hidden=[8])
     given = Task(model, optim=Optim(lr=0.1), batch=16)
@@ -128,7 +129,7 @@ def conflict(**options: object) -> tuple[FedEM, data.Federation]:
 
 
 def test_two_clusters_are_told_apart_and_novel_clients_find_theirs() -> None:
-    algorithm, federation = conflict(components=2)
+    algorithm, federation = fedem_on_conflict(components=2)
     result = run(algorithm, federation, rounds=12, evaluate_every=12)
     assert result.summary["accuracy"] > 0.9
     assert result.summary["novel"]["accuracy"] > 0.9
@@ -143,7 +144,7 @@ def test_two_clusters_are_told_apart_and_novel_clients_find_theirs() -> None:
 
 
 def test_adapting_moves_pi_only_and_two_labelled_samples_suffice() -> None:
-    algorithm, federation = conflict(components=2)
+    algorithm, federation = fedem_on_conflict(components=2)
     result = run(algorithm, federation, rounds=12, evaluate_every=0)
     name = federation.novel[0]
     one = local(federation, name, Round(index=11, rounds=12))

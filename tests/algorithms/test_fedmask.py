@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import build, clusters, first, local, plain_mlp, run, scores, small_cnn, task
+from tests.support.toys import clusters, first, local, plain_mlp, run, scores, small_cnn, task
 
 from pfedgate import data, models
+from pfedgate.algorithms import build
 from pfedgate.algorithms.fedmask import KNOWN, MEAN, FedMask
 from pfedgate.algorithms.fedmask.masks import (
     BITS,
@@ -32,7 +33,7 @@ from pfedgate.training.fit import loop
 LAYERS = ("3", "5")  # two of the three of the small perceptron
 
 
-def make(of: Task | None = None, **options: Any) -> FedMask:
+def fedmask(of: Task | None = None, **options: Any) -> FedMask:
     algorithm = build("fedmask", of or task(plain_mlp), **{"layers": LAYERS, "base": "random", **options})
     assert isinstance(algorithm, FedMask)
     return algorithm
@@ -105,7 +106,7 @@ def test_the_gradient_of_a_score_is_that_of_its_bit() -> None:
 # -- a client
 @pytest.mark.parametrize("density", [0.3, 0.5, 1.0])
 def test_masks_are_bits_within_the_kept_structures(density: float) -> None:
-    algorithm, one = make(density=density, score_lr=50.0), local(clusters())
+    algorithm, one = fedmask(density=density, score_lr=50.0), local(clusters())
     got, private = first(algorithm, one)
     kept = None
     for index in range(3):
@@ -122,7 +123,7 @@ def test_masks_are_bits_within_the_kept_structures(density: float) -> None:
 
 
 def test_weights_stand_still_on_both_sides() -> None:
-    algorithm, federation = make(score_lr=50.0), clusters()
+    algorithm, federation = fedmask(score_lr=50.0), clusters()
     start = algorithm.init_server(0)
     result = run(algorithm, federation, rounds=3, sample=0.6)
     assert equal(model_of(result.server), model_of(start))
@@ -135,7 +136,7 @@ def test_weights_stand_still_on_both_sides() -> None:
 
 
 def test_the_scored_model_is_the_weights_under_the_mask() -> None:
-    algorithm, one = make(), local(clusters())
+    algorithm, one = fedmask(), local(clusters())
     got, private = first(algorithm, one)
     _, private = algorithm.train(got, private, one)
     model = algorithm.predictor(got, private, one.card)
@@ -149,17 +150,17 @@ def test_the_scored_model_is_the_weights_under_the_mask() -> None:
 
 
 # -- the server
-def packed(of: Any, kept: list[int], value: bool) -> State:
+def packed_mask(of: Any, kept: list[int], value: bool) -> State:
     chosen = torch.zeros(of.count, dtype=torch.bool)
     chosen[kept] = True
     return pack_mask(torch.full((of.size,), value), chosen, of)
 
 
 def test_disjoint_structures_change_nothing_and_overlaps_are_averaged() -> None:
-    algorithm = make()
+    algorithm = fedmask()
     of, server = algorithm._structures, algorithm.init_server(0)
     old = torch.rand(of.size)
-    disjoint = [(1.0, packed(of, [0, 1], True)), (1.0, packed(of, [2, 3], False))]
+    disjoint = [(1.0, packed_mask(of, [0, 1], True)), (1.0, packed_mask(of, [2, 3], False))]
 
     def mean_of_bits(sent: list[tuple[float, State]], least: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         mean = BitMean(of, old, least)
@@ -170,7 +171,11 @@ def test_disjoint_structures_change_nothing_and_overlaps_are_averaged() -> None:
     mean, known = mean_of_bits(disjoint, 2)
     assert torch.equal(mean, old)
     assert not known.any()
-    overlap = [(1.0, packed(of, [0, 1], True)), (3.0, packed(of, [1, 2], False)), (1.0, packed(of, [2], True))]
+    overlap = [
+        (1.0, packed_mask(of, [0, 1], True)),
+        (3.0, packed_mask(of, [1, 2], False)),
+        (1.0, packed_mask(of, [2], True)),
+    ]
     mean, known = mean_of_bits(overlap, 2)
     assert known.nonzero()[:, 0].tolist() == [1, 2]
     assert mean[of.of == 1].unique().tolist() == [0.25]
@@ -183,7 +188,7 @@ def test_disjoint_structures_change_nothing_and_overlaps_are_averaged() -> None:
 
 
 def test_clients_take_over_the_aggregate_where_they_overlap() -> None:
-    algorithm, one = make(score_lr=0.0, density=0.5), local(clusters())
+    algorithm, one = fedmask(score_lr=0.0, density=0.5), local(clusters())
     got, private = first(algorithm, one)
     _, private = algorithm.train(got, private, one)
     of = algorithm._structures
@@ -198,7 +203,7 @@ def test_clients_take_over_the_aggregate_where_they_overlap() -> None:
 # -- the base
 def test_warm_up_is_fedavg_and_then_the_model_is_sent_once() -> None:
     federation, given = clusters(), task(plain_mlp)
-    algorithm = make(given, base="fedavg", warmup=2)
+    algorithm = fedmask(given, base="fedavg", warmup=2)
     expected = run(build("fedavg", given), federation, rounds=2)
     found = run(algorithm, federation, rounds=5)
     assert equal(model_of(found.server), expected.server)
@@ -207,13 +212,13 @@ def test_warm_up_is_fedavg_and_then_the_model_is_sent_once() -> None:
     assert down[2] > down[1]  # model and mask
     assert down[3] == down[4] < down[1] / 2
     assert scores(run(algorithm, federation, rounds=2)) == scores(expected)
-    assert make(given, base="fedavg").warmup == 0.5
+    assert fedmask(given, base="fedavg").warmup == 0.5
 
 
 def test_a_random_base_is_never_sent() -> None:
     federation = clusters()
-    record = run(make(), federation, rounds=2).history
-    one = make()
+    record = run(fedmask(), federation, rounds=2).history
+    one = fedmask()
     of, clients = one._structures, len(federation.clients)
     payload = (-(-of.size // 8) + -(-of.count // 8)) * clients
     header = packed_size({BITS: torch.zeros(0, dtype=torch.uint8), KEPT: torch.zeros(0, dtype=torch.uint8)}) * clients
@@ -222,24 +227,24 @@ def test_a_random_base_is_never_sent() -> None:
 
 def test_traffic_is_a_thirty_second_of_the_masked_layers() -> None:
     given = Task(partial(models.build, "mlp", (16,), 62, hidden=[2048]))
-    algorithm = make(given, layers=None)
+    algorithm = fedmask(given, layers=None)
     of = algorithm._structures
     assert of.size == 126976
-    up = packed_size(packed(of, list(range(1024)), True))
+    up = packed_size(packed_mask(of, list(range(1024)), True))
     assert up == pytest.approx(0.5 * 4 * of.size / 32 + of.count / 8, rel=0.05)
     server = algorithm.init_server(0)
     assert packed_size(algorithm.send(server, Card("a", 1), Round())) == pytest.approx(4 * of.size / 32, rel=0.05)
 
 
 # -- whole runs
-def conflict() -> tuple[Task, data.Federation]:
+def conflicting_task() -> tuple[Task, data.Federation]:
     federation = data.conflicting(clients=6, samples_per_client=60, novel=0.3)
     model = partial(models.build, "mlp", federation.input_shape, federation.classes, hidden=[32])
     return Task(model, optim=Optim(lr=0.1), batch=16), federation
 
 
 def test_conflicting_labels_are_told_apart_by_masks_alone() -> None:
-    given, federation = conflict()
+    given, federation = conflicting_task()
     algorithm = build("fedmask", given)
     result = run(algorithm, federation, rounds=10, evaluate_every=10)
     assert result.summary["accuracy"] > 0.9
@@ -248,7 +253,7 @@ def test_conflicting_labels_are_told_apart_by_masks_alone() -> None:
 
 
 def test_a_novel_client_gets_a_mask_and_changes_nothing_else() -> None:
-    algorithm, federation = make(), clusters()
+    algorithm, federation = fedmask(), clusters()
     result = run(algorithm, federation, rounds=2)
     one = local(federation, "c4", Round(1, 2))
     got = algorithm.send(result.server, one.card, one.round)
@@ -259,14 +264,14 @@ def test_a_novel_client_gets_a_mask_and_changes_nothing_else() -> None:
 
 
 def test_a_client_without_a_mask_uses_the_frozen_weights() -> None:
-    algorithm, one = make(base="fedavg", warmup=0), local(clusters())
+    algorithm, one = fedmask(base="fedavg", warmup=0), local(clusters())
     got, private = first(algorithm, one)
     assert private == {}
     assert equal(dict(algorithm.predictor(got, private, one.card).state_dict()), initial(algorithm.task, 0))
 
 
 def test_damaged_masks_are_named() -> None:
-    algorithm, one = make(), local(clusters())
+    algorithm, one = fedmask(), local(clusters())
     got, private = first(algorithm, one)
     update, _ = algorithm.train(got, private, one)
     short = {**update.shared, BITS: update.shared[BITS][:-1]}
@@ -280,6 +285,6 @@ def test_damaged_masks_are_named() -> None:
 def test_wrong_options_fail_at_once() -> None:
     for wrong in ({"density": 0.0}, {"base": "fedprox"}, {"intersection": "none"}, {"warmup": -1}):
         with pytest.raises(ValueError, match="FedMask wants"):
-            make(**wrong)
+            fedmask(**wrong)
     with pytest.raises(ValueError, match="layers"):
-        make(layers="17")
+        fedmask(layers="17")

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import build, clusters, dropout_mlp, first, local, models, plain_mlp, run, scores, task
+from tests.support.toys import clusters, dropout_mlp, first, local, personal_digests, plain_mlp, run, scores, task
 from torch import nn
 
 from pfedgate import data
 from pfedgate import models as library
+from pfedgate.algorithms import build
 from pfedgate.algorithms.fedmd import SCORES, SUBSET, FedMD
 from pfedgate.algorithms.fedmd.public import Public, WithHead, pretrained, public
 from pfedgate.core.mergers import merge
@@ -24,7 +25,7 @@ from pfedgate.training.fit import scan
 POOL = Public(torch.randn(40, 6, generator=torch.Generator().manual_seed(1)))
 
 
-def make(of: Task | None = None, **options: Any) -> FedMD:
+def fedmd(of: Task | None = None, **options: Any) -> FedMD:
     algorithm = build("fedmd", of or task(plain_mlp), **{"public": POOL, **options})
     assert isinstance(algorithm, FedMD)
     return algorithm
@@ -38,9 +39,9 @@ def _wide() -> nn.Module:
 @pytest.mark.parametrize("options", [{"align": 0}, {"public": Public(torch.zeros(0, 6))}])
 def test_without_public_samples_it_is_local(options: dict[str, Any]) -> None:
     federation, given = clusters(), task(dropout_mlp)
-    alone, method = build("local_only", given), make(given, **options)
+    alone, method = build("local_only", given), fedmd(given, **options)
     expected, found = run(alone, federation, sample=0.6), run(method, federation, sample=0.6)
-    assert models(method, found, federation) == models(alone, expected, federation)
+    assert personal_digests(method, found, federation) == personal_digests(alone, expected, federation)
     assert scores(found) == scores(expected)
     assert found.server == {}
     assert found.history[0]["bytes_up"] == found.history[0]["bytes_down"] == 0
@@ -50,7 +51,7 @@ def test_without_public_samples_it_is_local(options: dict[str, Any]) -> None:
 def test_the_consensus_of_one_client_moves_nothing(loss: str) -> None:
     # One sample: in a shuffled batch it may be rounded otherwise, and an absolute error knows no small difference.
     given = task(plain_mlp, weight_decay=0.0)
-    algorithm, one = make(given, digest_loss=loss, digest_lr=0.5, align=1), local(clusters())
+    algorithm, one = fedmd(given, digest_loss=loss, digest_lr=0.5, align=1), local(clusters())
     got, private = first(algorithm, one)
     update, private = algorithm.train(got, private, one)
     server = merge(algorithm.merger({}, one.round), [(one.card, update)])
@@ -67,7 +68,7 @@ def test_the_consensus_of_one_client_moves_nothing(loss: str) -> None:
 
 
 def test_scores_are_averaged_as_they_are_and_clients_count_the_same() -> None:
-    algorithm = make()
+    algorithm = fedmd()
     sent = [(Card("a", 1), Update({SCORES: torch.full((4, 3), 1.0)}, 1.0))] * 2
     sent += [(Card("b", 900), Update({SCORES: torch.full((4, 3), 7.0)}, 1.0))]
     merged = merge(algorithm.merger({}, Round(4, total=999.0)), sent)
@@ -79,7 +80,7 @@ def test_scores_are_averaged_as_they_are_and_clients_count_the_same() -> None:
 
 def test_digesting_brings_predictions_together() -> None:
     given, federation = task(plain_mlp, lr=0.2), clusters((60, 60, 60), novel=0)
-    algorithm = make(given, align=40, digest_lr=0.02)
+    algorithm = fedmd(given, align=40, digest_lr=0.02)
     ones = [local(federation, name) for name in federation.clients]
     done = [algorithm.train({}, algorithm.init_client({}, one), one) for one in ones]
     server = merge(
@@ -102,7 +103,7 @@ def test_digesting_brings_predictions_together() -> None:
 
 def test_clients_of_different_architectures_learn_together() -> None:
     federation = clusters((30,) * 5, novel=1)
-    algorithm = make(architectures=(plain_mlp, _wide))
+    algorithm = fedmd(architectures=(plain_mlp, _wide))
     result = run(algorithm, federation, rounds=3)
     assert result.store is not None
     states = [result.store.get(name) or {} for name in federation.clients]
@@ -115,7 +116,7 @@ def test_only_scores_travel_and_their_size_does_not_depend_on_the_model() -> Non
     federation, clients = clusters(), 4
     pool = Public(torch.randn(2000, 6))
     for model in (plain_mlp, _wide):
-        record = run(make(task(model), public=pool, align=1000), federation, rounds=2).history
+        record = run(fedmd(task(model), public=pool, align=1000), federation, rounds=2).history
         assert record[0]["bytes_down"] == 0
         for sent in (record[0]["bytes_up"], record[1]["bytes_up"], record[1]["bytes_down"]):
             assert sent == pytest.approx(4 * 1000 * 3 * clients, rel=0.05)
@@ -125,7 +126,7 @@ def test_costs_one_unit_and_the_digest() -> None:
     federation, given = clusters((80, 80), novel=0), task(plain_mlp)
     pool = Public(torch.randn(160, 6))
     plain = run(build("local_only", given), federation, rounds=1).history[0]["flops"]
-    record = run(make(given, public=pool), federation, rounds=2).history
+    record = run(fedmd(given, public=pool), federation, rounds=2).history
     # Twice as many public samples: two more units to digest them, and their forward pass.
     assert record[1]["flops"] == pytest.approx(3 * plain + (record[0]["flops"] - plain), rel=0.05)
     assert record[0]["flops"] < 2 * plain
@@ -133,7 +134,7 @@ def test_costs_one_unit_and_the_digest() -> None:
 
 # -- subsets and the public set
 def test_everybody_looks_at_the_same_fresh_subset() -> None:
-    algorithm, federation = make(align=10), clusters()
+    algorithm, federation = fedmd(align=10), clusters()
     a, b = local(federation, "c0"), local(federation, "c1", Round(7))
     assert torch.equal(algorithm._subset(a, 3).x, algorithm._subset(b, 3).x)
     assert not torch.equal(algorithm._subset(a, 3).x, algorithm._subset(a, 4).x)
@@ -142,7 +143,7 @@ def test_everybody_looks_at_the_same_fresh_subset() -> None:
 
 def test_what_is_digested_is_what_was_asked_about() -> None:
     """Scores sent in round t belong to the subset of round t + 1, also for novel clients after the last round."""
-    algorithm, one = make(align=12), local(clusters(), round=Round(2))
+    algorithm, one = fedmd(align=12), local(clusters(), round=Round(2))
     update, private = algorithm.train({}, algorithm.init_client({}, one), one)
     server = merge(algorithm.merger({}, one.round), [(one.card, update)])
     subset = algorithm._subset(one, int(server[SUBSET]))
@@ -153,7 +154,7 @@ def test_what_is_digested_is_what_was_asked_about() -> None:
 def test_pretraining_uses_a_head_that_is_thrown_away() -> None:
     given = task(plain_mlp)
     labelled = Public(POOL.x, torch.arange(40) % 5)
-    algorithm, one = make(given, public=labelled), local(clusters())
+    algorithm, one = fedmd(given, public=labelled), local(clusters())
     assert labelled.classes == 5
     state = inside("model/", algorithm.init_client({}, one))
     start = build("fedavg", given).init_server(0)
@@ -161,7 +162,7 @@ def test_pretraining_uses_a_head_that_is_thrown_away() -> None:
     assert not torch.equal(state["0.weight"], start["0.weight"])
     assert equal(state, inside("model/", algorithm.init_client({}, local(clusters(), "c2")))), "the same for all"
     assert WithHead(plain_mlp, "5", 5)()(POOL.x).shape == (40, 5)
-    assert equal(inside("model/", make(given, public=labelled, pretrain_epochs=0).init_client({}, one)), start)
+    assert equal(inside("model/", fedmd(given, public=labelled, pretrain_epochs=0).init_client({}, one)), start)
 
 
 def test_pretraining_learns_the_public_classes() -> None:
@@ -232,7 +233,7 @@ def test_conflicting_labels_do_not_matter_when_models_are_personal() -> None:
 
 
 def test_a_novel_client_digests_and_trains_without_touching_the_consensus() -> None:
-    algorithm, federation = make(), clusters()
+    algorithm, federation = fedmd(), clusters()
     result = run(algorithm, federation, rounds=2)
     one = local(federation, "c4", Round(1, 2))
     before = {name: value.clone() for name, value in result.server.items()}
@@ -244,10 +245,10 @@ def test_a_novel_client_digests_and_trains_without_touching_the_consensus() -> N
 
 
 def test_foreign_updates_are_refused() -> None:
-    algorithm = make()
+    algorithm = fedmd()
     assert algorithm.check({}, Update({SCORES: torch.zeros(2, 3)}, 1.0)) is None
     assert "only" in str(algorithm.check({}, Update({"model": torch.zeros(2, 3)}, 1.0)))
     wrong = Update({SCORES: torch.zeros(2, 4)}, 1.0)
     assert "expected" in str(algorithm.check({SCORES: torch.zeros(2, 3)}, wrong))
     with pytest.raises(ValueError, match="digest_loss"):
-        make(digest_loss="huber")
+        fedmd(digest_loss="huber")

@@ -8,20 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import (
-    build,
-    clusters,
-    dropout_mlp,
-    local,
-    normed_mlp,
-    plain_mlp,
-    run,
-    scores,
-    small_cnn,
-    task,
-)
+from tests.support.toys import clusters, dropout_mlp, local, normed_mlp, plain_mlp, run, scores, small_cnn, task
 
 from pfedgate import data, models
+from pfedgate.algorithms import build
 from pfedgate.algorithms.heterofl import HeteroFL
 from pfedgate.algorithms.heterofl.narrow import INNER, Narrow, width_for
 from pfedgate.core.mergers import merge
@@ -37,13 +27,13 @@ def given(model: Any = plain_mlp, shape: tuple[int, ...] = (6,), **optim: Any) -
     return replace(task(model, **optim), example=torch.zeros(4, *shape))
 
 
-def make(of: Task, **options: Any) -> HeteroFL:
+def heterofl(of: Task, **options: Any) -> HeteroFL:
     algorithm = build("heterofl", of, **options)
     assert isinstance(algorithm, HeteroFL)
     return algorithm
 
 
-def network(name: str) -> Task:
+def network_task(name: str) -> Task:
     shape, classes = IMAGES[name]
     return Task(partial(models.build, name, shape, classes), example=torch.zeros(2, *shape))
 
@@ -55,7 +45,7 @@ def test_full_width_is_fedavg_bit_for_bit(model: Any, agg_norm: str) -> None:
     federation, of = clusters((24, 18, 30, 10, 20)), given(model)
     options = {"sample": 0.6, "agg_norm": agg_norm}
     expected = run(build("fedavg", of), federation, **options)
-    found = run(make(of), federation, **options)
+    found = run(heterofl(of), federation, **options)
     assert equal(found.server, expected.server)
     assert scores(found) == scores(expected)
 
@@ -83,7 +73,7 @@ def test_a_narrow_model_is_the_whole_one_with_outgoing_weights_zeroed(model: Any
 
 
 def test_flattened_maps_keep_all_positions_of_kept_channels() -> None:
-    of = network("cnn_cifar10")
+    of = network_task("cnn_cifar10")
     narrow = Narrow(of.model, of.inputs, 0.5)
     state = build("fedavg", of).init_server(0)
     part = narrow.take(state)
@@ -100,24 +90,24 @@ def test_flattened_maps_keep_all_positions_of_kept_channels() -> None:
 
 @pytest.mark.parametrize(("name", "half"), [("cnn_femnist", 0.264), ("cnn_cifar10", 0.2535), ("cnn_cifar100", 0.265)])
 def test_half_of_the_parameters_is_more_than_half_the_width(name: str, half: float) -> None:
-    of = network(name)
+    of = network_task(name)
     card = Card("a", 10, 0.5)
-    narrow = make(of).width(card)
+    narrow = heterofl(of).width(card)
     assert 0.49 <= narrow.density <= 0.51
     assert narrow.width == pytest.approx(0.693, abs=0.008)
-    level = make(of, level="b")
+    level = heterofl(of, level="b")
     assert level.width(card).width == 0.5
     assert level.width(card).density == pytest.approx(half, abs=1e-3)
     assert level.width(Card("b", 10, 1.0)).width == 1.0
     dense = build("fedavg", of).init_server(0)
-    sent = make(of).send(dense, card, Round())
+    sent = heterofl(of).send(dense, card, Round())
     assert packed_size(sent) / packed_size(dense) == pytest.approx(0.5, rel=0.05)
 
 
 def test_ten_percent_full_ninety_percent_half_comes_from_the_budgets() -> None:
     federation = clusters((24,) * 10, novel=0)
     of = given(partial(models.build, "mlp", (6,), 3, hidden=[40, 40]))
-    result = run(make(of), federation, rounds=1, budget={1.0: 0.1, 0.5: 0.9})
+    result = run(heterofl(of), federation, rounds=1, budget={1.0: 0.1, 0.5: 0.9})
     densities = sorted(score.stats["density"] for score in result.scores)
     assert densities[-1] == 1
     assert densities[0] == densities[-2] == pytest.approx(0.5, abs=0.01)
@@ -125,7 +115,7 @@ def test_ten_percent_full_ninety_percent_half_comes_from_the_budgets() -> None:
 
 
 def test_bounds_by_resource_are_kept() -> None:
-    of = network("cnn_cifar10")
+    of = network_task("cnn_cifar10")
     for resource in ("params", "flops", "activation_bytes"):
         width = width_for(of, {resource: 0.3})
         cost = Narrow(of.model, of.inputs, width).live.cost
@@ -144,7 +134,7 @@ def updates(algorithm: HeteroFL, server: State, clients: list[tuple[Card, float,
 
 
 def test_the_prefix_is_everybodys_mean_and_the_rest_the_wide_clients() -> None:
-    algorithm = make(given(partial(models.build, "mlp", (6,), 3, hidden=[8, 8])), level="b")
+    algorithm = heterofl(given(partial(models.build, "mlp", (6,), 3, hidden=[8, 8])), level="b")
     server = algorithm.init_server(0)
     wide, half = Card("a", 1, 1.0), Card("b", 1, 0.4)
     merged = merge(algorithm.merger(server, Round()), updates(algorithm, server, [(wide, 1.0, 1.0), (half, 5.0, 3.0)]))
@@ -163,8 +153,8 @@ def test_the_prefix_is_everybodys_mean_and_the_rest_the_wide_clients() -> None:
 
 def test_what_no_sampled_client_has_keeps_its_bits_over_rounds() -> None:
     of = given(normed_mlp)
-    result = run(make(of, level="b"), clusters((24, 18, 30, 10, 20)), budget=0.3)
-    start = make(of).init_server(0)
+    result = run(heterofl(of, level="b"), clusters((24, 18, 30, 10, 20)), budget=0.3)
+    start = heterofl(of).init_server(0)
     assert torch.equal(result.server["4.weight"][4:], start["4.weight"][4:])
     assert torch.equal(result.server["1.running_mean"][4:], start["1.running_mean"][4:])
     assert not torch.equal(result.server["1.running_mean"][:4], start["1.running_mean"][:4])
@@ -172,7 +162,7 @@ def test_what_no_sampled_client_has_keeps_its_bits_over_rounds() -> None:
 
 
 def test_an_output_is_averaged_over_those_who_have_its_label() -> None:
-    algorithm = make(given(), label_mask="train")
+    algorithm = heterofl(given(), label_mask="train")
     server = algorithm.init_server(0)
     sent = updates(algorithm, server, [(Card("a", 1, 1.0), 1.0, 1.0), (Card("b", 1, 1.0), 2.0, 1.0)])
     for (_, update), labels in zip(sent, ([1, 1, 0], [0, 1, 0]), strict=True):
@@ -183,11 +173,11 @@ def test_an_output_is_averaged_over_those_who_have_its_label() -> None:
     assert merged["5.bias"][2] == server["5.bias"][2]
     assert merged["5.weight"][0].unique().tolist() == [1.0]
     assert merged["0.bias"].unique().tolist() == [1.5]
-    assert "labels" in str(make(given()).check(server, sent[0][1]))
+    assert "labels" in str(heterofl(given()).check(server, sent[0][1]))
 
 
 def test_absent_classes_get_a_logit_of_zero_not_minus_infinity() -> None:
-    algorithm, one = make(given(), label_mask="both"), local(clusters())
+    algorithm, one = heterofl(given(), label_mask="both"), local(clusters())
     one.train.y[:] = one.train.y.clamp(max=1)
     got = algorithm.init_server(0)
     private = algorithm.init_client(got, one)
@@ -206,7 +196,7 @@ def test_absent_classes_get_a_logit_of_zero_not_minus_infinity() -> None:
 def test_the_scaler_divides_by_the_share_of_inputs_in_training_and_prediction() -> None:
     of = given(partial(models.build, "mlp", (6,), 3, hidden=[8, 8]))
     card = Card("a", 1, 0.4)
-    on, off = make(of, level="b"), make(of, level="b", scaler=False)
+    on, off = heterofl(of, level="b"), heterofl(of, level="b", scaler=False)
     got = on.send(on.init_server(0), card, Round())
     x = torch.randn(5, 6)
     double = {n: v * 2 if n in ("fc2.weight", "out.weight") else v for n, v in got.items()}
@@ -216,7 +206,7 @@ def test_the_scaler_divides_by_the_share_of_inputs_in_training_and_prediction() 
 def test_the_whole_model_can_be_scored_instead() -> None:
     of = given()
     federation = clusters()
-    own, whole = (run(make(of, scored=how), federation, budget=0.4) for how in ("own", "global"))
+    own, whole = (run(heterofl(of, scored=how), federation, budget=0.4) for how in ("own", "global"))
     assert equal(own.server, whole.server)
     assert scores(own) != scores(whole)
     assert whole.history[0]["bytes_down"] > own.history[0]["bytes_down"] * 2
@@ -224,7 +214,7 @@ def test_the_whole_model_can_be_scored_instead() -> None:
 
 
 def test_a_novel_client_is_scored_as_it_is_or_tuned() -> None:
-    algorithm, one = make(given()), local(clusters(), "c4")
+    algorithm, one = heterofl(given()), local(clusters(), "c4")
     one = replace(one, card=Card("c4", one.train.n, 0.4))
     got = algorithm.send(algorithm.init_server(0), one.card, one.round)
     assert algorithm.adapt(got, {}, one) == {}
@@ -236,7 +226,7 @@ def test_a_novel_client_is_scored_as_it_is_or_tuned() -> None:
 def test_narrow_clients_compute_less() -> None:
     of = given(partial(models.build, "mlp", (6,), 3, hidden=[64, 64]))
     federation = clusters((64, 64), novel=0)
-    dense, half = (run(make(of), federation, rounds=1, budget=b).history[0] for b in (1.0, 0.5))
+    dense, half = (run(heterofl(of), federation, rounds=1, budget=b).history[0] for b in (1.0, 0.5))
     assert half["flops"] / dense["flops"] == pytest.approx(0.5, rel=0.05)
 
 
@@ -248,16 +238,16 @@ def test_it_learns_with_mixed_budgets() -> None:
         batch=16,
         example=torch.zeros(2, *federation.input_shape),
     )
-    result = run(make(of), federation, rounds=6, evaluate_every=6, budget={1.0: 0.4, 0.3: 0.6})
+    result = run(heterofl(of), federation, rounds=6, evaluate_every=6, budget={1.0: 0.4, 0.3: 0.6})
     assert result.summary["accuracy"] > 0.8
 
 
 def test_wrong_options_and_a_missing_example_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="did you mean 'train'"):
-        make(given(), label_mask="trein")
+        heterofl(given(), label_mask="trein")
     with pytest.raises(ValueError, match="level"):
-        make(given(), level="f")
+        heterofl(given(), level="f")
     with pytest.raises(ValueError, match="example"):
-        make(task()).send({}, Card("a", 1), Round())
+        heterofl(task()).send({}, Card("a", 1), Round())
     with pytest.raises(ValueError, match="agg_norm"):
-        merge(make(given(), unweighted=True).merger({}, Round(total=3.0)), [])
+        merge(heterofl(given(), unweighted=True).merger({}, Round(total=3.0)), [])

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import CLASSES, FEATURES, Rows, Toy, build, clusters, local, plain_mlp, run, task
+from tests.support.toys import CLASSES, FEATURES, Rows, Toy, clusters, local, plain_mlp, run, task
 from torch import Tensor, nn
 
+from pfedgate.algorithms import build
 from pfedgate.algorithms.knn_per import LAMS, KNNPer, Neighbours
 from pfedgate.core.types import State, Task
 from pfedgate.training.fit import evaluate

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import Rows, Toy, build, first, local
+from tests.support.toys import Rows, Toy, first, local
 
 from pfedgate import models
+from pfedgate.algorithms import build
 from pfedgate.core import measure
 from pfedgate.core.types import Local, Optim, Task
 from pfedgate.engine.wire import packed_size, size
 
 
-def images() -> Local:
+def image_client() -> Local:
     rows = Rows(torch.randn(12, 3, 32, 32), torch.arange(12) % 10)
     return local(Toy({"c0": {"train": rows, "val": rows, "test": rows}}))
 
@@ -43,9 +44,9 @@ UNITS: list[tuple[str, dict[str, Any], float]] = [
 ids = [f"{name}{options or ''}" for name, options, _ in UNITS]
 
 
-def work(name: str, **options: Any) -> tuple[float, int]:
+def flops_said_and_spent(name: str, **options: Any) -> tuple[float, int]:
     """FLOPs a client says it spent in a round, and those it really did."""
-    algorithm, one = build(name, TASK, **options), images()
+    algorithm, one = build(name, TASK, **options), image_client()
     got, private = first(algorithm, one)
     algorithm.train(got, private, one)  # what is measured once per model must not be counted
     said: list[float] = []
@@ -55,7 +56,7 @@ def work(name: str, **options: Any) -> tuple[float, int]:
 
 @pytest.fixture(scope="module")
 def unit() -> int:
-    said, really = work("fedavg")
+    said, really = flops_said_and_spent("fedavg")
     assert said == pytest.approx(really, rel=0.01)
     return really
 
@@ -64,7 +65,7 @@ def unit() -> int:
 def test_compute_is_counted_and_is_what_the_method_promises(
     name: str, options: dict[str, Any], units: float, unit: int
 ) -> None:
-    said, really = work(name, **options)
+    said, really = flops_said_and_spent(name, **options)
     assert said == pytest.approx(really, rel=0.05)
     assert really / unit == pytest.approx(units, rel=0.05)
 
@@ -73,7 +74,7 @@ def test_compute_is_counted_and_is_what_the_method_promises(
     "name", ["fedprox", "ditto", "per_fedavg", "pfedme", "knn_per", "apfl", "fedbn", "mean_reg_mtl"]
 )
 def test_methods_that_share_the_model_send_exactly_the_model(name: str) -> None:
-    algorithm, one = build(name, TASK), images()
+    algorithm, one = build(name, TASK), image_client()
     got, private = first(algorithm, one)
     update, _ = algorithm.train(got, private, one)
     whole = packed_size(build("fedavg", TASK).init_server(0))

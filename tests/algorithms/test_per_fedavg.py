@@ -8,22 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import (
-    CLASSES,
-    FEATURES,
-    PLAIN,
-    Rows,
-    Toy,
-    build,
-    clusters,
-    first,
-    local,
-    normed_mlp,
-    run,
-    task,
-)
+from tests.support.toys import CLASSES, FEATURES, PLAIN, Rows, Toy, clusters, first, local, normed_mlp, run, task
 from torch import Tensor, nn
 
+from pfedgate.algorithms import build
 from pfedgate.algorithms.per_fedavg import PerFedAvg, exact_product
 from pfedgate.core.state import digest, equal
 from pfedgate.core.types import CPU, Task, cross_entropy

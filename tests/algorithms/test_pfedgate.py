@@ -38,7 +38,7 @@ def task(federation: data.Federation) -> Task:
     return Task(model=model, example=example, optim=Optim(lr=0.05, momentum=0.9, weight_decay=5e-4), batch=32)
 
 
-def make(task: Task, gate: dict[str, Any] | None = None, **options: Any) -> PFedGate:
+def pfedgate(task: Task, gate: dict[str, Any] | None = None, **options: Any) -> PFedGate:
     """pFedGate with these options, and these of its gate."""
     inner = {f"gate.{name}": value for name, value in (gate or {}).items()}
     algorithm = algorithms.build("pfedgate", task, **options, **inner)
@@ -46,7 +46,7 @@ def make(task: Task, gate: dict[str, Any] | None = None, **options: Any) -> PFed
     return algorithm
 
 
-def local(federation: data.Federation, client: int = 0, budget: float = 0.5, seed: int = 0) -> Local:
+def budgeted_local(federation: data.Federation, client: int = 0, budget: float = 0.5, seed: int = 0) -> Local:
     name = federation.clients[client]
     train, val = federation.part(name, "train"), federation.part(name, "val")
     return Local(Card(name, train.n, budget), train, val, Round(seed=seed), prepare=federation.prepare)
@@ -59,7 +59,7 @@ def test_gates_of_one_at_full_budget_are_fedavg_bit_for_bit(
     task = replace(task, optim=replace(task.optim, **changes))
     options = engine.Options(rounds=3, sample=0.5, budget=1.0)
     plain = engine.run(algorithms.build("fedavg", task), federation, options)
-    gated = engine.run(make(task, {"init": "ones"}, gate_lr=0.0), federation, options)
+    gated = engine.run(pfedgate(task, {"init": "ones"}, gate_lr=0.0), federation, options)
     assert set(plain.server) == set(gated.server)
     for name, value in plain.server.items():
         assert torch.equal(value, gated.server[name]), name
@@ -69,7 +69,7 @@ def test_gates_of_one_at_full_budget_are_fedavg_bit_for_bit(
 def test_what_was_never_live_does_not_move_and_is_not_sent(
     task: Task, federation: data.Federation, budget: float
 ) -> None:
-    algorithm, one = make(task), local(federation, budget=budget)
+    algorithm, one = pfedgate(task), budgeted_local(federation, budget=budget)
     got = algorithm.init_server(0)
     private = algorithm.init_client(got, one)
     update, after = algorithm.train(got, private, one)
@@ -86,7 +86,7 @@ def test_what_was_never_live_does_not_move_and_is_not_sent(
 
 
 def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> None:
-    algorithm = make(task)
+    algorithm = pfedgate(task)
     server = algorithm.init_server(0)
     tiles, names = algorithm.tiles, algorithm._workspace().names
     vector = flat(pick(server, names))
@@ -106,7 +106,7 @@ def test_server_averages_per_tile_and_leaves_unsent_ones_alone(task: Task) -> No
 def test_nothing_of_the_gate_travels(task: Task, federation: data.Federation) -> None:
     from pfedgate.engine import wire
 
-    algorithm, one = make(task, {"shift": True}), local(federation)
+    algorithm, one = pfedgate(task, {"shift": True}), budgeted_local(federation)
     got = algorithm.init_server(0)
     private = algorithm.init_client(got, one)
     update, private = algorithm.train(got, private, one)
@@ -123,16 +123,16 @@ def first_gate(algorithm: PFedGate, one: Local) -> tuple[torch.nn.Module, torch.
 
 
 def test_a_new_gate_knows_the_frequencies_of_its_clients_classes(task: Task, federation: data.Federation) -> None:
-    one = local(federation, budget=1.0)
+    one = budgeted_local(federation, budget=1.0)
     logs = log_frequencies(one.train.y, 10).float()
     counts = torch.bincount(one.train.y, minlength=10)
     assert logs.argmax() == counts.argmax()
     assert logs.max() - logs.min() > 1
     # With a shift, by the shift.
-    (_, plain), (_, told) = (first_gate(make(task, {"shift": True}, start=s), one) for s in ("random", "labels"))
+    (_, plain), (_, told) = (first_gate(pfedgate(task, {"shift": True}, start=s), one) for s in ("random", "labels"))
     torch.testing.assert_close(told - plain, logs.expand_as(plain), rtol=0, atol=1e-5)
     # Without, by the weights of the outputs, in the order of the frequencies; nothing else changes.
-    (plain_model, _), (told_model, _) = (first_gate(make(task, start=s), one) for s in ("random", "labels"))
+    (plain_model, _), (told_model, _) = (first_gate(pfedgate(task, start=s), one) for s in ("random", "labels"))
     outputs = torch.from_numpy(told_model.gated.plan.class_blocks)
     before, after = plain_model.gated.last.weights, told_model.gated.last.weights
     change = after[outputs] - before[outputs]
@@ -157,15 +157,15 @@ def test_a_gate_without_one_of_its_parts_starts_where_the_whole_one_does(
     task: Task, federation: data.Federation, switch: dict[str, Any]
 ) -> None:
     """Or an ablation would show what the start is worth, not the part."""
-    one = local(federation, budget=1.0)
+    one = budgeted_local(federation, budget=1.0)
     start = {"initial_scale": 0.01, "initial_bias": switch.get("initial_bias", 0.85)}
-    whole, _ = first_gate(make(task, start), one)
-    part, _ = first_gate(make(task, start | switch), one)
+    whole, _ = first_gate(pfedgate(task, start), one)
+    part, _ = first_gate(pfedgate(task, start | switch), one)
     torch.testing.assert_close(part.gated.last.weights, whole.gated.last.weights, rtol=0, atol=0.05)
 
 
 def test_upload_cap_is_hard_and_the_rest_is_sent_later(task: Task, federation: data.Federation) -> None:
-    algorithm, one = make(task, upload=0.2), local(federation, budget=1.0)
+    algorithm, one = pfedgate(task, upload=0.2), budgeted_local(federation, budget=1.0)
     got = algorithm.init_server(0)
     update, private = algorithm.train(got, algorithm.init_client(got, one), one)
     size = algorithm.tiles.length
@@ -182,7 +182,7 @@ def test_upload_cap_is_hard_and_the_rest_is_sent_later(task: Task, federation: d
 
 
 def test_novel_client_trains_its_gate_only(task: Task, federation: data.Federation) -> None:
-    algorithm, one = make(task), local(federation)
+    algorithm, one = pfedgate(task), budgeted_local(federation)
     got = algorithm.init_server(0)
     before = {name: value.clone() for name, value in got.items()}
     private = algorithm.init_client(got, one)
@@ -193,7 +193,7 @@ def test_novel_client_trains_its_gate_only(task: Task, federation: data.Federati
 
 
 def test_every_client_stays_within_its_own_budget(task: Task, federation: data.Federation) -> None:
-    result = engine.run(make(task), federation, engine.Options(rounds=1, budget={0.5: 0.5, 0.3: 0.5}))
+    result = engine.run(pfedgate(task), federation, engine.Options(rounds=1, budget={0.5: 0.5, 0.3: 0.5}))
     densities = {score.stats["density"] for score in result.scores}
     assert max(densities) <= 0.5
     assert min(densities) <= 0.3
@@ -204,9 +204,9 @@ def test_microbatches_allow_as_many_times_the_activations_and_train_alike(
 ) -> None:
     """.3 of the activations in two parts is .6 of them at once: the same model, the same steps."""
     resources = {"params": 0.3, "flops": 0.3, "activation_bytes": 0.6}
-    once = engine.run(make(task), federation, engine.Options(rounds=2, budget=resources))
-    parts = engine.run(make(task, microbatches=2), federation, engine.Options(rounds=2, budget=0.3))
-    fewer = engine.run(make(task), federation, engine.Options(rounds=2, budget=0.3))
+    once = engine.run(pfedgate(task), federation, engine.Options(rounds=2, budget=resources))
+    parts = engine.run(pfedgate(task, microbatches=2), federation, engine.Options(rounds=2, budget=0.3))
+    fewer = engine.run(pfedgate(task), federation, engine.Options(rounds=2, budget=0.3))
     for name, value in once.server.items():
         assert torch.allclose(value, parts.server[name], rtol=1e-3, atol=1e-5), name
     assert not all(torch.allclose(value, fewer.server[name], rtol=1e-3) for name, value in once.server.items())
@@ -219,7 +219,7 @@ def test_microbatches_of_a_model_with_batch_norm_are_never_single_samples(federa
     layers = nn.Flatten(), nn.Linear(64, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 10)
     for batch in range(3, 9):
         task = Task(model=partial(copy.deepcopy, nn.Sequential(*layers)), example=example, batch=batch)
-        algorithm = make(task, microbatches=batch)
+        algorithm = pfedgate(task, microbatches=batch)
         assert algorithm._budget(Card("a", 1, 0.2)).activation_bytes == pytest.approx(min(0.2 * batch / 3, 1))
         result = engine.run(algorithm, federation, engine.Options(rounds=1, budget=0.8))
         assert result.history[-1]["after_broadcast"]["accuracy"] > 0
@@ -234,27 +234,29 @@ def test_tokens_are_split_too() -> None:
     results = []
     for parts in (1, 3):
         task = Task(model=partial(copy.deepcopy, nn.Sequential(*layers)), example=example, batch=12)
-        algorithm = make(task, microbatches=parts, resources="params")
+        algorithm = pfedgate(task, microbatches=parts, resources="params")
         results.append(engine.run(algorithm, fed, engine.Options(rounds=1, budget=0.5)).server)
     for name, value in results[0].items():
         assert torch.allclose(value, results[1][name], rtol=1e-3, atol=1e-5), name
 
 
 def test_microbatches_are_parts_of_a_batch(task: Task) -> None:
-    assert make(task, microbatches=2)._budget(Card("a", 1, 0.8)).activation_bytes == 1.0
-    assert make(task, microbatches=5)._budget(Card("a", 1, {"activation_bytes": 1e4})).activation_bytes == 1e4 * 32 / 6
-    assert make(task, microbatches=2, resources="params")._budget(Card("a", 1, 0.8)).activation_bytes is None
+    assert pfedgate(task, microbatches=2)._budget(Card("a", 1, 0.8)).activation_bytes == 1.0
+    assert (
+        pfedgate(task, microbatches=5)._budget(Card("a", 1, {"activation_bytes": 1e4})).activation_bytes == 1e4 * 32 / 6
+    )
+    assert pfedgate(task, microbatches=2, resources="params")._budget(Card("a", 1, 0.8)).activation_bytes is None
     for wrong in (0, 33):
         with pytest.raises(ValueError, match="parts of a batch of 32"):
-            make(task, microbatches=wrong)
+            pfedgate(task, microbatches=wrong)
     with pytest.raises(ValueError, match="microbatches are ours"):
-        make(task, microbatches=2, variant="paper")
+        pfedgate(task, microbatches=2, variant="paper")
 
 
 def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
     """The gate's FLOPs beyond 2 % come out of a client's budget too; selectors are made once per budget."""
     personal = workspace(task.model, task.inputs, Setting(GateConfig(pool=8, max_share=9.0), (("blocks", 20),)), CPU)
-    plan, model = personal.gated.plan, make(task).init_server(0)
+    plan, model = personal.gated.plan, pfedgate(task).init_server(0)
     dense = plan.costs.dense()["flops"]
     assert plan.gate_flops > 0.02 * dense
     selectors = []
@@ -266,7 +268,7 @@ def test_budgets_of_clients_are_those_of_the_gated_model(task: Task) -> None:
 
 
 def first_choice(task: Task, federation: data.Federation, client: int, budget: float, **options: Any) -> dict[str, Any]:
-    algorithm, one = make(task, **options), local(federation, client, budget)
+    algorithm, one = pfedgate(task, **options), budgeted_local(federation, client, budget)
     got = algorithm.init_server(0)
     return algorithm.inspect(got, algorithm.init_client(got, one), one)
 
@@ -296,8 +298,8 @@ def test_convolutions_begin_ahead_when_only_parameters_are_bound(task: Task, fed
 
 
 def test_the_whole_model_is_not_ranked(task: Task, federation: data.Federation) -> None:
-    one = local(federation, budget=1.0)
-    gates = [make(task, {"ranking": how}).init_client({}, one) for how in ("nested", "random")]
+    one = budgeted_local(federation, budget=1.0)
+    gates = [pfedgate(task, {"ranking": how}).init_client({}, one) for how in ("nested", "random")]
     assert all(torch.equal(gates[0][name], gates[1][name]) for name in gates[0])
 
 
@@ -306,8 +308,8 @@ def test_a_client_may_have_a_latency_budget(
 ) -> None:
     monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path))
     monkeypatch.setattr(latency, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
-    algorithm = make(task, blocks=9)  # a workspace of its own: a plan keeps what was measured
-    one = replace(local(federation), card=Card("a", 10, {"latency_ms": 1.6}))
+    algorithm = pfedgate(task, blocks=9)  # a workspace of its own: a plan keeps what was measured
+    one = replace(budgeted_local(federation), card=Card("a", 10, {"latency_ms": 1.6}))
     got = algorithm.init_server(0)
     update, _ = algorithm.train(got, algorithm.init_client(got, one), one)
     last = algorithm._workspace().gated.last
@@ -317,7 +319,7 @@ def test_a_client_may_have_a_latency_budget(
 
 
 def test_predicting_per_client_does_not_depend_on_the_batch(task: Task, federation: data.Federation) -> None:
-    algorithm, one = make(task, {"scope": "client"}), local(federation)
+    algorithm, one = pfedgate(task, {"scope": "client"}), budgeted_local(federation)
     got = algorithm.init_server(0)
     private = algorithm.init_client(got, one)
     ready = algorithm.personalise(got, private, one)
@@ -330,10 +332,10 @@ def test_a_client_needs_less_memory_for_less_of_the_model(federation: data.Feder
     """Packing what is sent takes no more than training did."""
     model = partial(models.build, "mlp", federation.input_shape, federation.classes, hidden=[2048, 1024])
     example = federation.prepare(federation.part(federation.clients[0], "train").x[:8])
-    algorithm = make(Task(model=model, example=example, optim=Optim(lr=0.05, momentum=0.9), batch=32))
+    algorithm = pfedgate(Task(model=model, example=example, optim=Optim(lr=0.05, momentum=0.9), batch=32))
     got, peaks = algorithm.init_server(0), []
     for budget in (0.1, 0.3, 1.0):
-        one = local(federation, budget=budget)
+        one = budgeted_local(federation, budget=budget)
         private = algorithm.init_client(got, one)
         algorithm.train(got, private, one)
         peaks.append(measure.peak_bytes(partial(algorithm.train, got, private, one)))
@@ -343,7 +345,7 @@ def test_a_client_needs_less_memory_for_less_of_the_model(federation: data.Feder
 
 
 def test_damaged_updates_are_named(task: Task, federation: data.Federation) -> None:
-    algorithm, one = make(task), local(federation)
+    algorithm, one = pfedgate(task), budgeted_local(federation)
     got = algorithm.init_server(0)
     update, _ = algorithm.train(got, algorithm.init_client(got, one), one)
     assert algorithm.check(got, update) is None
@@ -354,6 +356,6 @@ def test_damaged_updates_are_named(task: Task, federation: data.Federation) -> N
 
 
 def test_without_an_example_the_error_says_what_to_do(task: Task, federation: data.Federation) -> None:
-    bare = make(replace(task, example=None))
+    bare = pfedgate(replace(task, example=None))
     with pytest.raises(ValueError, match="example"):
-        bare.init_client({}, local(federation))
+        bare.init_client({}, budgeted_local(federation))

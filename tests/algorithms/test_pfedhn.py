@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import build, clusters, local, normed_mlp, plain_mlp, run, task
+from tests.support.toys import clusters, local, normed_mlp, plain_mlp, run, task
 from torch.func import functional_call
 
 from pfedgate import data, models
+from pfedgate.algorithms import build
 from pfedgate.algorithms.pfedhn import HYPER, MOMENTUM, OVER, VECTOR, PFedHN, _place, generate, new_hyper, pull_back
 from pfedgate.core.mergers import merge
 from pfedgate.core.modules import module
@@ -21,7 +22,7 @@ from pfedgate.engine.wire import packed_size
 from pfedgate.training.fit import fit, loop
 
 
-def make(of: Task | None = None, **options: Any) -> PFedHN:
+def pfedhn(of: Task | None = None, **options: Any) -> PFedHN:
     algorithm = build("pfedhn", of or task(plain_mlp), **{"vector": 4, "hidden": 10, **options})
     assert isinstance(algorithm, PFedHN)
     return algorithm
@@ -30,13 +31,13 @@ def make(of: Task | None = None, **options: Any) -> PFedHN:
 # -- the hypernetwork
 def test_models_start_around_the_common_one() -> None:
     given = task(plain_mlp)
-    algorithm = make(given, spread=0.1)
+    algorithm = pfedhn(given, spread=0.1)
     start, server = build("fedavg", given).init_server(0), algorithm.init_server(0)
     for name in ("a", "b"):
         sent = algorithm.send(server, Card(name, 1), Round())
         apart = (flat(sent) - flat(start)).std() / flat(start).std()
         assert 0.02 < apart < 0.5
-    assert equal(make(given, spread=0.0).send(make(given, spread=0.0).init_server(0), Card("a", 1), Round()), start)
+    assert equal(pfedhn(given, spread=0.0).send(pfedhn(given, spread=0.0).init_server(0), Card("a", 1), Round()), start)
 
 
 def test_the_product_is_the_gradient_of_an_inner_product() -> None:
@@ -62,7 +63,7 @@ def test_the_product_is_the_gradient_of_an_inner_product() -> None:
 def test_one_plain_step_is_the_end_to_end_gradient() -> None:
     """S = 1, plain SGD: H's gradient is the client's rate times dL(H(v))/dH."""
     given = replace(task(plain_mlp, lr=0.3, momentum=0.0, weight_decay=0.0, clip=None), steps=1)
-    algorithm, one = make(given), local(clusters())
+    algorithm, one = pfedhn(given), local(clusters())
     server = algorithm.init_server(0)
     got = algorithm.send(server, one.card, one.round)
     update, _ = algorithm.train(got, {}, one)
@@ -87,7 +88,7 @@ def test_one_plain_step_is_the_end_to_end_gradient() -> None:
     torch.testing.assert_close(of_vector, 0.3 * v.grad, rtol=1e-3, atol=1e-6)
 
     after = merge(algorithm.merger(server, one.round), [(one.card, update)])
-    plain = make(given, server_momentum=0.0, server_decay=0.0, server_lr=1.0, server_clip=1e9)
+    plain = pfedhn(given, server_momentum=0.0, server_decay=0.0, server_lr=1.0, server_clip=1e9)
     moved = merge(plain.merger(server, one.round), [(one.card, update)])
     torch.testing.assert_close(flat(inside(HYPER, server)) - flat(inside(HYPER, moved)), found, rtol=1e-3, atol=1e-6)
     nets = [module(given, algorithm.send(state, one.card, one.round)) for state in (server, after)]
@@ -97,7 +98,7 @@ def test_one_plain_step_is_the_end_to_end_gradient() -> None:
 
 def test_a_linear_network_of_unit_vectors_keeps_clients_apart() -> None:
     federation = clusters((24, 24, 24), novel=0)
-    algorithm = make(vector=3, hidden_layers=0, server_decay=0.0, server_momentum=0.0, server_lr=1.0)
+    algorithm = pfedhn(vector=3, hidden_layers=0, server_decay=0.0, server_momentum=0.0, server_lr=1.0)
     server = algorithm.init_server(0)
     for at, name in enumerate(federation.clients):
         server[_place(Card(name, 1))] = torch.eye(3)[at]
@@ -114,7 +115,7 @@ def test_a_linear_network_of_unit_vectors_keeps_clients_apart() -> None:
 
 
 def test_only_the_rounds_vectors_move() -> None:
-    algorithm, federation = make(), clusters()
+    algorithm, federation = pfedhn(), clusters()
     server = algorithm.init_server(0)
     ones = [local(federation, name) for name in ("c0", "c1", "c2")]
     sent = [(one.card, algorithm.train(algorithm.send(server, one.card, one.round), {}, one)[0]) for one in ones]
@@ -128,7 +129,7 @@ def test_only_the_rounds_vectors_move() -> None:
 
 
 def test_clients_train_what_they_got_as_in_fedavg() -> None:
-    algorithm, one = make(), local(clusters())
+    algorithm, one = pfedhn(), local(clusters())
     got = algorithm.send(algorithm.init_server(0), one.card, one.round)
     assert equal(algorithm.train(got, {}, one)[0].shared, fit(algorithm.task, got, one).state)
 
@@ -136,14 +137,14 @@ def test_clients_train_what_they_got_as_in_fedavg() -> None:
 def test_buffers_are_averaged() -> None:
     federation = clusters((24, 18, 30, 10, 20))
     given = task(normed_mlp)
-    result = run(make(given), federation, rounds=2)
+    result = run(pfedhn(given), federation, rounds=2)
     assert float(result.server["buffer/1.num_batches_tracked"]) > 0
     assert result.server["buffer/1.running_mean"].any()
 
 
 # -- novel clients
 def test_a_novel_client_learns_its_vector_only() -> None:
-    algorithm, federation = make(), clusters()
+    algorithm, federation = pfedhn(), clusters()
     result = run(algorithm, federation, rounds=2)
     assert bool(result.server[OVER])
     one = local(federation, "c4", Round(1, 2))
@@ -159,7 +160,7 @@ def test_a_novel_client_learns_its_vector_only() -> None:
 
 
 def test_the_hypernetwork_travels_to_newcomers_and_only_when_training_is_over() -> None:
-    algorithm, federation = make(), clusters()
+    algorithm, federation = pfedhn(), clusters()
     result = run(algorithm, federation, rounds=2)
     known, new = Card("c0", 1), Card("c4", 1)
     assert not any(name.startswith(HYPER) for name in algorithm.send(result.server, known, Round(1, 2)))
@@ -189,15 +190,15 @@ def test_traffic_is_a_model_each_way() -> None:
 
 
 def test_a_damaged_update_is_named() -> None:
-    algorithm = make()
+    algorithm = pfedhn()
     got = algorithm.send(algorithm.init_server(0), Card("a", 1), Round())
     assert "expected" in str(algorithm.check(got, Update({"0.weight": torch.zeros(2)}, 1.0)))
     with pytest.raises(ValueError, match="hidden_layers"):
-        make(hidden_layers=-1)
+        pfedhn(hidden_layers=-1)
 
 
 def test_the_order_in_which_a_file_lists_tensors_does_not_matter() -> None:
-    algorithm, one = make(), local(clusters())
+    algorithm, one = pfedhn(), local(clusters())
     server = algorithm.init_server(0)
     for index in range(2):
         update, _ = algorithm.train(algorithm.send(server, one.card, one.round), {}, one)

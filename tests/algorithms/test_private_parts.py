@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.toys import build, clusters, first, local, models, normed_mlp, plain_mlp, run, small_cnn, task
+from tests.support.toys import clusters, first, local, normed_mlp, personal_digests, plain_mlp, run, small_cnn, task
 
 from pfedgate import models as library
+from pfedgate.algorithms import build
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms.lg_fedavg import SERVED
 from pfedgate.algorithms.private_parts import batch_norms, head, head_layer, layers, upper
@@ -23,15 +24,15 @@ SPLIT = ("fedper", "fedrep", "lg_fedavg", "fedbn")
 BODY_AND_HEAD = ("fedper", "fedrep")
 
 
-def network(name: str, **options: Any) -> Task:
+def library_task(name: str, **options: Any) -> Task:
     return Task(partial(library.build, name, **options))
 
 
 # -- choosing parts
 @pytest.mark.parametrize("name", library.names())
 def test_the_last_layer_of_every_model_of_the_library_is_its_head(name: str) -> None:
-    assert head_layer(network(name)) == "out"
-    assert {tensor.split(".")[0] for tensor in head(network(name), None)} == {"out"}
+    assert head_layer(library_task(name)) == "out"
+    assert {tensor.split(".")[0] for tensor in head(library_task(name), None)} == {"out"}
 
 
 @pytest.mark.parametrize(
@@ -45,11 +46,11 @@ def test_the_last_layer_of_every_model_of_the_library_is_its_head(name: str) -> 
     ],
 )
 def test_the_upper_part_follows_the_convolutions(name: str, expected: set[str]) -> None:
-    assert {tensor.split(".")[0] for tensor in upper(network(name))} == expected
+    assert {tensor.split(".")[0] for tensor in upper(library_task(name))} == expected
 
 
 def test_without_convolutions_the_upper_part_is_the_upper_half_as_in_the_official_code() -> None:
-    found = upper(network("mlp", hidden=[9, 8, 7, 6]))
+    found = upper(library_task("mlp", hidden=[9, 8, 7, 6]))
     assert {tensor.split(".")[0] for tensor in found} == {"fc3", "fc4", "out"}  # 3 of 5 layers
 
 
@@ -63,7 +64,7 @@ def test_batchnorm_is_found_by_type_with_its_statistics() -> None:
 
 
 def test_a_name_may_be_a_tensor_a_layer_or_a_module_above_layers() -> None:
-    resnet = network("resnet")
+    resnet = library_task("resnet")
     assert parts.choose(resnet, "out.bias", "x") == {"out.bias"}
     assert parts.choose(resnet, ["out"], "x") == {"out.weight", "out.bias"}
     stage = parts.choose(resnet, ["stage3"], "x")
@@ -78,7 +79,7 @@ def test_a_name_may_be_a_tensor_a_layer_or_a_module_above_layers() -> None:
 )
 def test_a_wrong_layer_fails_at_once_and_names_the_nearest(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"'ouf': did you mean 'out'\? Known: conv1, conv2, fc1, fc2, out"):
-        build(name, network("cnn_cifar10"), **options)
+        build(name, library_task("cnn_cifar10"), **options)
 
 
 def test_a_model_without_parameters_has_no_head() -> None:
@@ -132,7 +133,7 @@ def test_only_what_is_shared_travels(name: str) -> None:
     ],
 )
 def test_traffic_is_that_of_the_table(name: str, model: str, options: dict[str, Any], share: float) -> None:
-    given = network(model)
+    given = library_task(model)
     whole = packed_size(build("fedavg", given).init_server(0))
     algorithm = build(name, given, **options)
     down = packed_size(algorithm.send(algorithm.init_server(0), Card("a", 1), Round()))
@@ -161,7 +162,7 @@ def test_fedrep_without_body_epochs_never_changes_the_body() -> None:
     algorithm = build("fedrep", task(normed_mlp), body_epochs=0)
     result = run(algorithm, clusters((24, 18, 30, 10, 20)))
     assert equal(result.server, algorithm.init_server(0))
-    assert len(set(models(algorithm, result, clusters()).values())) > 1
+    assert len(set(personal_digests(algorithm, result, clusters()).values())) > 1
 
 
 def test_fedrep_without_head_epochs_never_changes_heads() -> None:

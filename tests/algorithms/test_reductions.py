@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.algorithms.toys import (
+from tests.support.toys import (
     ALL_LAYERS,
     CLASSES,
     FEATURES,
-    build,
     clusters,
     dropout_mlp,
     local,
-    models,
     normed_mlp,
+    personal_digests,
     plain_mlp,
     run,
     scores,
@@ -26,6 +25,7 @@ from tests.algorithms.toys import (
 )  # fmt: skip
 from torch import nn
 
+from pfedgate.algorithms import build
 from pfedgate.algorithms.private_parts import layers
 from pfedgate.core.state import equal
 from pfedgate.core.types import Round
@@ -93,7 +93,7 @@ def test_is_local_when_nothing_is_shared(name: str, options: dict[str, Any]) -> 
     federation, given = clusters(), task(plain_mlp if name == "apfl" else dropout_mlp)
     alone, method = build("local_only", given), build(name, given, **options)
     expected, found = run(alone, federation, sample=0.6), run(method, federation, sample=0.6)
-    assert models(method, found, federation) == models(alone, expected, federation)
+    assert personal_digests(method, found, federation) == personal_digests(alone, expected, federation)
     assert scores(found) == scores(expected)
 
 

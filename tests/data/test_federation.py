@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.scrambling import scrambled
+from tests.support.world import scrambled
 
 from pfedgate.data import Federation, from_arrays, load, synthetic
 from pfedgate.data.federation import PARTS, Ids

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.data.files import write_idx, write_images
+from tests.support.files import write_idx, write_images
 
 from pfedgate.data import DATASETS, load
 
@@ -16,9 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def _offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PFEDGATE_DATA", raising=False)
+def _offline(own_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 

@@ -15,14 +15,10 @@ from pfedgate.data import from_arrays, from_dataset, from_folder, from_table
 RNG = np.random.default_rng(0)
 OWNERS = [f"o{i % 4}" for i in range(40)]
 LABELS = np.arange(40) % 3
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
-
-
-def first(federation, part="train"):
+def first_client(federation, part="train"):
     return federation.part(federation.clients[0], part)
 
 
@@ -42,7 +38,7 @@ def test_any_shape_of_input(kind, shape, dtype, seen):
     x = (RNG.random(shape) * 100).astype(dtype)
     federation = from_arrays(kind(x), kind(LABELS), owners=OWNERS)
     assert federation.input_shape == seen
-    part = first(federation)
+    part = first_client(federation)
     ready = federation.prepare(part.x)
     assert ready.shape == (part.n, *seen)
     assert ready.is_floating_point() == (dtype is not np.int64)
@@ -56,7 +52,7 @@ def test_any_shape_of_input(kind, shape, dtype, seen):
 def test_labels_may_be_names_and_classes_may_be_more_than_seen():
     federation = from_arrays(RNG.random((40, 2)), ["cat", "dog"] * 20, owners=OWNERS)
     assert federation.class_names == ("cat", "dog")
-    assert set(first(federation).y.tolist()) <= {0, 1}
+    assert set(first_client(federation).y.tolist()) <= {0, 1}
     assert from_arrays(RNG.random((40, 2)), LABELS, owners=OWNERS, classes=7).classes == 7
 
 
@@ -65,7 +61,7 @@ def test_read_only_and_mapped_arrays_work(tmp_path):
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     for given in (mapped, tmp_path / "x.npy", str(tmp_path / "x.npy")):
-        part = first(from_arrays(given, LABELS, owners=OWNERS))
+        part = first_client(from_arrays(given, LABELS, owners=OWNERS))
         assert torch.equal(part.x, torch.from_numpy(x)[part.rows])
 
 
@@ -187,17 +183,17 @@ def test_a_table_in_csv_and_parquet_give_the_same(tmp_path):
 def test_a_parquet_table_may_hold_images_or_lists(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
-    from tests.data.files import write_images
+    from tests.support.files import write_images
 
     x = RNG.integers(0, 256, (24, 5, 5, 3), dtype=np.uint8)
     names = [f"p{i % 2}" for i in range(24)]
     write_images(tmp_path / "i.parquet", "image", x, client=names, label=np.arange(24) % 2)
-    part = first(from_table(tmp_path / "i.parquet", features="image"))
+    part = first_client(from_table(tmp_path / "i.parquet", features="image"))
     assert np.array_equal(part.x.permute(0, 2, 3, 1).numpy(), x[part.rows])
     words = np.arange(24 * 4).reshape(24, 4)
     table = pa.table({"client": names, "tokens": words.tolist(), "label": np.arange(24) % 2})
     pq.write_table(table, tmp_path / "l.parquet")
-    part = first(from_table(tmp_path / "l.parquet"))
+    part = first_client(from_table(tmp_path / "l.parquet"))
     assert part.x.dtype is torch.int64
     assert np.array_equal(part.x.numpy(), words[part.rows])
 
@@ -212,12 +208,12 @@ class Pictures(Dataset):
 
 def test_any_torch_dataset():
     x, y = torch.randn(40, 3, 6, 3), torch.arange(40) % 3
-    part = first(from_dataset(TensorDataset(x, y), OWNERS))
+    part = first_client(from_dataset(TensorDataset(x, y), OWNERS))
     assert torch.equal(part.x, x[part.rows])
     assert torch.equal(part.y, y[part.rows])
     federation = from_dataset(Pictures(), ["u", "v"] * 10)
     assert (federation.input_shape, federation.class_names) == ((3, 5, 7), ("a", "b"))
-    assert first(federation).x[:, 0, 0, 0].tolist() == first(federation).rows.tolist()
+    assert first_client(federation).x[:, 0, 0, 0].tolist() == first_client(federation).rows.tolist()
     with pytest.raises(ValueError, match="20 samples but 2 owners"):
         from_dataset(Pictures(), ["u", "v"])
     ragged = [(torch.zeros(2), 0), (torch.zeros(3), 0)]

@@ -9,19 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.data.files import write_idx, write_images
+from tests.support.files import write_idx, write_images
 
 from pfedgate.data import cache, load, sources
 from pfedgate.data.federation import PARTS, Federation
 
 pytest.importorskip("pyarrow")
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PFEDGATE_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def pool_of(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
@@ -29,7 +24,7 @@ def pool_of(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
     return federation.pool.x(every).permute(0, 2, 3, 1).numpy(), federation.pool.y(every).numpy()
 
 
-def cifar10(root: Path, image: str = "img", n: int = 200) -> tuple[np.ndarray, np.ndarray]:
+def write_cifar10(root: Path, image: str = "img", n: int = 200) -> tuple[np.ndarray, np.ndarray]:
     x, y = RNG.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), np.arange(n) % 10
     cut = n * 5 // 6
     write_images(root / "cifar10/plain_text/train-00000-of-00001.parquet", image, x[:cut], label=y[:cut])
@@ -39,7 +34,7 @@ def cifar10(root: Path, image: str = "img", n: int = 200) -> tuple[np.ndarray, n
 
 @pytest.mark.parametrize("image", ["img", "image"])
 def test_cifar10_round_trip_train_before_test(tmp_path, image):
-    x, y = cifar10(tmp_path, image)
+    x, y = write_cifar10(tmp_path, image)
     federation = load("cifar10", data_dir=tmp_path, clients=4)
     got, labels = pool_of(federation)
     assert np.array_equal(got, x)
@@ -49,7 +44,7 @@ def test_cifar10_round_trip_train_before_test(tmp_path, image):
 
 
 def test_the_environment_or_an_option_names_the_folder(tmp_path, monkeypatch):
-    cifar10(tmp_path)
+    write_cifar10(tmp_path)
     assert len(load("cifar10", data_dir=tmp_path / "cifar10/plain_text", clients=4).pool) == 200
     monkeypatch.setenv("PFEDGATE_DATA", str(tmp_path))
     assert len(load("cifar10", clients=5).clients) == 5
@@ -66,7 +61,7 @@ def test_cifar100_has_coarse_labels_for_pachinko(tmp_path):
     assert federation.sizes("train").sum() == 600
     assert federation.describe()["beta"] == 10.0
     assert pool_of(federation)[1].max() == 99
-    cifar10(tmp_path)
+    write_cifar10(tmp_path)
     with pytest.raises(ValueError, match="no coarse labels"):
         load("cifar10", data_dir=tmp_path, clients=4, partition="pachinko")
 
@@ -133,7 +128,7 @@ def test_damaged_idx_files_are_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "PPM"])
 def test_every_lossless_encoding_gives_the_same_pixels(kind):
-    from tests.data.files import encoded
+    from tests.support.files import encoded
 
     for shape in ((9, 7), (9, 7, 3)):
         if kind == "WEBP" and len(shape) == 2:
@@ -169,7 +164,7 @@ def test_images_of_two_sizes_are_refused_and_leave_no_entry(tmp_path):
 
 
 def test_decoding_happens_once_and_again_when_a_file_changes(tmp_path, monkeypatch):
-    cifar10(tmp_path)
+    write_cifar10(tmp_path)
     calls = []
     real = sources.decode_image
     monkeypatch.setattr(sources, "decode_image", lambda value: calls.append(1) or real(value))
@@ -203,7 +198,7 @@ def test_a_build_that_dies_leaves_nothing_and_a_race_keeps_the_first(tmp_path):
 
 
 def test_progress_is_plain_lines_when_not_on_a_terminal(tmp_path, capsys):
-    cifar10(tmp_path)
+    write_cifar10(tmp_path)
     load("cifar10", data_dir=tmp_path, clients=4)
     output = capsys.readouterr()
     assert "decoding cifar10: 200/200" in output.err

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from pfedgate import experiment
+from pfedgate.core.state import equal
 from pfedgate.deploy import fleet as fleets
 from pfedgate.deploy.messages import Parcel, ParcelError
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.fakes import TABLES, FakeGrid, Spoil, deployed, private_states
-from tests.deploy.fleets import same
-from tests.deploy.lies import DENSE, GATED_LIES, changed
+from tests.support.fakes import TABLES, FakeGrid, Spoil, deployed
+from tests.support.lies import DENSE, GATED_LIES, altered
+from tests.support.states import private_of_nodes
 
 from pfedgate.core.types import State
 from pfedgate.deploy.fleet import QuorumError
@@ -38,7 +39,7 @@ GATED = {**TABLES, "algorithm": {"name": "pfedgate"}, "train": {"rounds": 1}, "c
 
 def _lying(change: Any) -> Spoil:
     def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
-        return [changed(answer, change) if node == SPOILT and order.about["stage"] == "train" else answer]
+        return [altered(answer, change) if node == SPOILT and order.about["stage"] == "train" else answer]
 
     return spoil
 
@@ -58,7 +59,7 @@ def test_an_update_that_cannot_be_one_is_left_out(what: str, tmp_path: Path, wit
     assert (record["sampled"], record["refused"]) == (6, 2)
     assert all(reason in refusal for refusal in record["refusals"])
     assert clock.now == 0  # nobody was waited for
-    assert same(result.server, without)  # what is left counts as if the others had been asked alone
+    assert equal(result.server, without)  # what is left counts as if the others had been asked alone
 
 
 @pytest.mark.parametrize("what", DENSE)
@@ -154,7 +155,7 @@ def test_who_sends_half_an_answer_or_none_holds_nobody_up(
     over.set()
     assert [reason in refusal for refusal in result.history[0]["refusals"]] == [True, True]
     assert clock.now == (30 if half else 0)
-    assert same(result.server, without)
+    assert equal(result.server, without)
 
 
 def test_who_came_back_on_another_node_is_late_once(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_who_came_back_on_another_node_is_late_once(tmp_path: Path) -> None:
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     result, _, _ = deployed(tmp_path, GATED, spoil=lambda node, order, answer: [answer, answer])
     assert result.history[0]["refused"] == 0
-    assert same(result.server, experiment.run(GATED).server)
+    assert equal(result.server, experiment.run(GATED).server)
 
 
 def test_below_the_quorum_the_run_stops_and_says_what_to_do(tmp_path: Path) -> None:
@@ -236,11 +237,11 @@ def test_a_server_that_died_goes_on_to_the_same_result(every: int, tmp_path: Pat
     with pytest.raises(Stop):
         deployed(tmp_path / "cut", tables, spoil=die)
     cut, _, _ = deployed(tmp_path / "cut", tables)
-    assert same(cut.server, whole.server)
+    assert equal(cut.server, whole.server)
     assert cut.history == whole.history
-    ours, theirs = private_states(tmp_path / "cut"), private_states(tmp_path / "whole")
+    ours, theirs = private_of_nodes(tmp_path / "cut"), private_of_nodes(tmp_path / "whole")
     assert ours.keys() == theirs.keys()
-    assert all(same(ours[client], theirs[client]) for client in ours)
+    assert all(equal(ours[client], theirs[client]) for client in ours)
 
 
 def test_another_recipe_does_not_go_on_in_the_same_folder(tmp_path: Path) -> None:

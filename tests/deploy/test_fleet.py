@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.fakes import FakeGrid, Spoil, deployed, private_states
-from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
+from tests.support.fakes import FakeGrid, Spoil, deployed
+from tests.support.fleets import SMALL, patience, processes, run_on_fleet, wait_until, write_app
+from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
+from pfedgate.core.state import equal
 from pfedgate.core.types import State
 from pfedgate.deploy.children import kill
 from pfedgate.deploy.local import LocalFleet
@@ -31,18 +33,18 @@ def test_three_nodes_with_tls_and_keys_give_the_bits_of_one_process(tmp_path: Pa
         make_keys(tmp_path / "fleet" / "keys", nodes=4)
         fleet.configs.append({"partition-id": 0, "num-partitions": 1, "state-dir": str(tmp_path / "stranger")})
         stranger = fleet.start_node(3, key="node-3")
-        run(fleet, app, {"folder": str(tmp_path / "run")})
+        run_on_fleet(fleet, app, {"folder": str(tmp_path / "run")})
         assert stranger.wait(60 * patience()) != 0
         assert "Exit Code: 305" in fleet.log("node-3")  # the SuperLink did not let it in
         assert not (tmp_path / "stranger").exists()
     assert not processes(tmp_path)
     there, here = runfolder.load(tmp_path / "run"), experiment.run(tables)
-    assert same(there.server(), here.server)
+    assert equal(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
-    kept = dict(gates(tmp_path / "fleet"))
+    kept = private_of_nodes(tmp_path / "fleet")
     assert sorted(kept) == here.store.clients()
-    assert all(same(state, here.store.get(client) or {}) for client, state in kept.items())
+    assert all(equal(state, here.store.get(client) or {}) for client, state in kept.items())
 
 
 def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> None:
@@ -54,12 +56,12 @@ def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> No
         for line in lines:
             if "round 1/4" in line:
                 break
-        before = dict(gates(tmp_path / "fleet", 2))
+        before = private_of_nodes(tmp_path / "fleet", 2)
         assert sorted(before) == ["0", "1", "2"]
         wait_until(lambda: fleet.log("node-1").count("Receiving: train message") == 2, 60, "the order of round 2")
         kill(fleet.started[1])
-        kept = dict(gates(tmp_path / "fleet", 2))
-        assert same(kept["1"], before["1"])  # it had no time to train, and lost nothing
+        kept = private_of_nodes(tmp_path / "fleet", 2)
+        assert equal(kept["1"], before["1"])  # it had no time to train, and lost nothing
         fleet.start_node(1)
         rest = list(lines)
     assert not processes(tmp_path)
@@ -72,10 +74,10 @@ def test_a_node_killed_in_a_round_comes_back_with_its_gate(tmp_path: Path) -> No
     assert done.metrics[1]["refusals"][0].startswith(tuple(f"client '1', round 2: {reason}" for reason in reasons))
     # The same as if it had only been away for a while: afterwards it went on with the gate of round 1.
     server, states = _away(tmp_path / "away", tables, refused)
-    assert same(done.server(), server)
-    after = dict(gates(tmp_path / "fleet", 2))
+    assert equal(done.server(), server)
+    after = private_of_nodes(tmp_path / "fleet", 2)
     assert after.keys() == states.keys()
-    assert all(same(after[client], states[client]) for client in after)
+    assert all(equal(after[client], states[client]) for client in after)
 
 
 def _away(folder: Path, tables: dict[str, Any], refused: list[int]) -> tuple[State, dict[str, State]]:
@@ -92,4 +94,4 @@ def _away(folder: Path, tables: dict[str, Any], refused: list[int]) -> tuple[Sta
 
     result, _, _ = deployed(folder, tables, nodes=2, scene=scene)
     assert [record["refused"] for record in result.history] == refused
-    return result.server, private_states(folder, 2)
+    return result.server, private_of_nodes(folder, 2)

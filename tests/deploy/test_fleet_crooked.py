@@ -10,11 +10,13 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from tests.deploy.fakes import Spoil, deployed, private_states
-from tests.deploy.fleets import SMALL, crooked, gates, lying, patience, processes, run, same, write_app
-from tests.deploy.lies import GATED_LIES, LATE
+from tests.support.fakes import Spoil, deployed
+from tests.support.fleets import SMALL, crooked, lying, patience, processes, run_on_fleet, write_app
+from tests.support.lies import GATED_LIES, LATE
+from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
+from pfedgate.core.state import equal
 from pfedgate.deploy.local import LocalFleet
 from pfedgate.deploy.messages import Parcel
 from pfedgate.runs import folder as runfolder
@@ -34,7 +36,7 @@ def _deadline() -> float:
 def _fleet(folder: Path, app: Path) -> dict[str, str]:
     """Run the app on two nodes, of which the second has client 1; what SuperLink and nodes said."""
     with LocalFleet(folder / "fleet", nodes=2, secure=False, patience=60 * patience()) as fleet:
-        run(fleet, app, {"folder": str(folder / "run")}, timeout=600)
+        run_on_fleet(fleet, app, {"folder": str(folder / "run")}, timeout=600)
         said = {name: fleet.log(name) for name in ("link", "node-0", "node-1")}
     assert not processes(folder)
     return said
@@ -44,10 +46,10 @@ def _expect(folder: Path, tables: dict[str, Any], spoil: Spoil) -> runfolder.Run
     """The run left what a run over a fake grid leaves whose answers are spoilt so: records, model and gates."""
     done, (expected, _, _) = runfolder.load(folder / "run"), deployed(folder / "fake", tables, nodes=2, spoil=spoil)
     assert _without_words(done.metrics) == _without_words(expected.history)
-    assert same(done.server(), expected.server)
-    kept, states = dict(gates(folder / "fleet", 2)), private_states(folder / "fake", 2)
+    assert equal(done.server(), expected.server)
+    kept, states = private_of_nodes(folder / "fleet", 2), private_of_nodes(folder / "fake", 2)
     assert sorted(kept) == sorted(states) == ["0", "1", "2"]
-    assert all(same(kept[client], states[client]) for client in kept)
+    assert all(equal(kept[client], states[client]) for client in kept)
     return done
 
 

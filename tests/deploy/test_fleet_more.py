@@ -12,10 +12,12 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from benchmarks.wire import measure
-from tests.deploy.fleets import SMALL, gates, patience, processes, run, same, wait_until, write_app
+from tests.support.fleets import SMALL, patience, processes, run_on_fleet, wait_until, write_app
+from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
 from pfedgate.config import toml
+from pfedgate.core.state import equal
 from pfedgate.deploy.children import FleetError, kill
 from pfedgate.deploy.local import LocalFleet, once
 from pfedgate.runs import folder as runfolder
@@ -33,9 +35,9 @@ def test_the_deployed_result_is_that_of_one_process(tmp_path: Path) -> None:
     app = write_app(tmp_path, tables, nodes=2)
     with LocalFleet(tmp_path / "fleet", nodes=2, secure=False, patience=60 * patience()) as fleet:
         for name in ("fedavg", "fedem", "heterofl", "pfedgate"):
-            run(fleet, app, {"folder": str(tmp_path / name), "set": f"algorithm.name={name}"})
+            run_on_fleet(fleet, app, {"folder": str(tmp_path / name), "set": f"algorithm.name={name}"})
             there, here = runfolder.load(tmp_path / name), experiment.run(tables, algorithm=name)
-            assert same(there.server(), here.server), name
+            assert equal(there.server(), here.server), name
             assert there.metrics == here.history, name
             assert there.summary["novel"] == here.summary["novel"], name
 
@@ -52,14 +54,15 @@ def test_a_killed_server_goes_on_in_a_new_run_to_the_same_result(tmp_path: Path)
         kill(fleet.link)  # the SuperLink and the ServerApp below it
         assert len(runfolder.load(tmp_path / "run").metrics) == 1
         fleet.start_link()
-        said = run(fleet, app, config)
+        said = run_on_fleet(fleet, app, config)
     assert any("going on after round 1 of 3" in line for line in said)
     assert not processes(tmp_path)
     there, here = runfolder.load(tmp_path / "run"), experiment.run(tables)
-    assert same(there.server(), here.server)
+    assert equal(there.server(), here.server)
     assert there.metrics == here.history
     assert here.store is not None
-    assert all(same(state, here.store.get(client) or {}) for client, state in gates(tmp_path / "fleet", 2))
+    states = private_of_nodes(tmp_path / "fleet", 2)
+    assert all(equal(states[client], here.store.get(client) or {}) for client in states)
 
 
 def test_nobody_there_is_an_error_in_time(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_node_with_an_empty_folder_is_left_out(tmp_path: Path) -> None:
     app = write_app(tmp_path, tables, nodes=2)
     folders = [{"data-dir": str(tmp_path / name)} for name in ("data-0", "data-1", "empty")]
     with LocalFleet(tmp_path / "fleet", nodes=3, secure=False, configs=folders, patience=60 * patience()) as fleet:
-        run(fleet, app, {"folder": str(tmp_path / "run")})
+        run_on_fleet(fleet, app, {"folder": str(tmp_path / "run")})
     done = runfolder.load(tmp_path / "run")
     assert sorted(row["client"] for row in done.clients) == ["ann", "bob"]
 
@@ -106,7 +109,7 @@ def test_simulation_on_ray_gives_the_same_bits(tmp_path: Path) -> None:
     assert any("3 clients on 2 nodes" in line for line in said)
     assert not processes(tmp_path)
     there, here = runfolder.load(tmp_path / "run"), experiment.run(SMALL)
-    assert same(there.server(), here.server)
+    assert equal(there.server(), here.server)
     assert there.metrics == here.history
 
 
@@ -136,7 +139,7 @@ def test_no_private_byte_is_on_the_wire(captured: Captured) -> None:
     assert sum(stream.count(largest) for stream in captured.streams) >= 2  # went to both nodes in round 2
     needles = [
         (client, name, value.numpy().tobytes())
-        for client, state in gates(captured.folder / "fleet", 2)
+        for client, state in private_of_nodes(captured.folder / "fleet", 2).items()
         for name, value in state.items()
         if value.numel() >= 4 and value.any()
     ]

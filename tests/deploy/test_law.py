@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.deploy.fakes import TABLES, deployed, private_states
-from tests.deploy.fleets import same
+from tests.support.fakes import TABLES, deployed
+from tests.support.states import private_of_nodes
 
 from pfedgate import algorithms, experiment
+from pfedgate.core.state import equal
 from pfedgate.core.types import DataShape
 from pfedgate.deploy import flower
 from pfedgate.deploy.messages import NodeInfo, Parcel
@@ -25,18 +26,18 @@ def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -
     tables = {**TABLES, "algorithm": {"name": name}}
     there, _, _ = deployed(tmp_path, tables)
     here = experiment.run(tables)
-    assert same(there.server, here.server)
+    assert equal(there.server, here.server)
     assert there.history == here.history
     assert (there.scores, there.novel) == (here.scores, here.novel)
     assert here.store is not None
-    kept = private_states(tmp_path)
+    kept = private_of_nodes(tmp_path)
     assert sorted(kept) == here.store.clients()
-    assert all(same(kept[client], here.store.get(client) or {}) for client in kept)
+    assert all(equal(kept[client], here.store.get(client) or {}) for client in kept)
 
 
 def test_private_states_are_in_no_message(tmp_path: Path) -> None:
     _, grid, _ = deployed(tmp_path, {**TABLES, "algorithm": {"name": "pfedgate"}})
-    kept = private_states(tmp_path)
+    kept = private_of_nodes(tmp_path)
     needles = [
         value.numpy().tobytes() for s in kept.values() for value in s.values() if value.numel() > 3 and value.any()
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.toys import clusters, local, plain_mlp, task
+from tests.support.toys import clusters, local, plain_mlp, task
 
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS
 from pfedgate.core.types import Card

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.gating.compare import pretend
-from tests.gating.zoo import build
+from tests.support.compare import pretend
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate

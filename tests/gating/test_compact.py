@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gating.compare import distance, gated_pair, pretend
-from tests.gating.zoo import OURS, SMALL, Of, build, images
+from tests.support.compare import distance, gated_pair, pretend
+from tests.support.zoo import OURS, SMALL, Of, build, images
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
@@ -31,7 +31,7 @@ def sliced_pass(gated: GatedModel, x: Tensor) -> Any:
     return Sliced(program, last.live, last.adapted, lambda name, p: cut(p, name, last.live))(x)
 
 
-def check_same(small: nn.Module, gated: GatedModel, x: Tensor, tolerance: float = 1e-5) -> None:
+def check_compact(small: nn.Module, gated: GatedModel, x: Tensor, tolerance: float = 1e-5) -> None:
     with torch.no_grad():
         found, wanted = tree_leaves(small(x)), tree_leaves(sliced_pass(gated, x))
     assert len(found) == len(wanted)
@@ -58,7 +58,7 @@ def test_same_outputs_no_more_parameters_no_more_flops(name: str, split: str) ->
         with torch.no_grad():
             for a, b in zip(tree_leaves(small(x)), tree_leaves(gated(x)), strict=True):
                 assert distance(a, b) <= 1e-5
-        check_same(small, gated, torch.cat([x, x])[1:])  # a batch of another size
+        check_compact(small, gated, torch.cat([x, x])[1:])  # a batch of another size
         assert gated.last is not None
         counts.append(sum(p.numel() for p in small.parameters()))
         assert counts[-1] == gated.last.live.count <= share * gated.plan.size
@@ -93,7 +93,7 @@ def test_what_slicing_restores_is_restored() -> None:
     assert gated.last is not None
     assert gated.last.units["b"] < 8
     small = pfedgate.compact(gated, gated.last)
-    check_same(small, gated, images(5))
+    check_compact(small, gated, images(5))
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 60))
     gated = gated_pair(model, torch.randn(4, 8), pfedgate.Budget(params=0.15), keep_output=False)[0].eval()
     small = pfedgate.compact(gated, torch.randn(4, 8))
@@ -107,7 +107,7 @@ def test_images_of_another_size() -> None:
         gated = gated_pair(model, x, 0.5)[0].eval()
         small = pfedgate.compact(gated, x)
         gated(x)
-        check_same(small, gated, torch.randn(2, 3, 12, 20))
+        check_compact(small, gated, torch.randn(2, 3, 12, 20))
 
 
 def test_writing_in_place_without_reading_the_result() -> None:
@@ -124,7 +124,7 @@ def test_writing_in_place_without_reading_the_result() -> None:
     small = pfedgate.compact(gated, x)
     gated(x)
     before = other.clone()
-    check_same(small, gated, other)
+    check_compact(small, gated, other)
     assert torch.equal(other, before)
 
 
@@ -138,7 +138,7 @@ def test_one_decision_for_many_batches_is_their_mean() -> None:
     small = pfedgate.compact(gated, iter(batches))
     pretend(gated, importance, weights)
     gated(x)
-    check_same(small, gated, x)
+    check_compact(small, gated, x)
 
 
 def test_a_selection_and_a_client() -> None:
@@ -217,7 +217,7 @@ def test_functions_that_look_inside_are_called_not_copied() -> None:
     small = pfedgate.compact(gated, x)
     gated(x)
     for other in (x, 9 * x, 9 * images(7), 9 * images(1)):
-        check_same(small, gated, other)
+        check_compact(small, gated, other)
 
 
 def test_a_place_that_cannot_be_recorded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_names_that_are_taken() -> None:
     gated = gated_pair(model, x, pfedgate.Budget(params=0.5))[0].eval()
     small = pfedgate.compact(gated, x)
     gated(x)
-    check_same(small, gated, images(5))
+    check_compact(small, gated, images(5))
 
 
 def test_wrong_use_says_what_to_do() -> None:

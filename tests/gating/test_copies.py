@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gating.compare import loss
-from tests.gating.zoo import build
+from tests.support.compare import loss
+from tests.support.zoo import build
 from torch import Tensor
 
 import pfedgate
@@ -19,7 +19,7 @@ from pfedgate import Budget, GatedModel, models
 from pfedgate.gating import latency
 
 
-def wrapped(name: str, **options: Any) -> tuple[GatedModel, Tensor]:
+def gated_by_name(name: str, **options: Any) -> tuple[GatedModel, Tensor]:
     model, x = build(name)
     return pfedgate.gate(model, x, options.pop("budget", 0.5), **options), x
 
@@ -27,7 +27,7 @@ def wrapped(name: str, **options: Any) -> tuple[GatedModel, Tensor]:
 @pytest.mark.parametrize("name", ["cnn_cifar10", "text_gru", "mlp"])
 @pytest.mark.parametrize("split", ["unit", "flat"])
 def test_a_deep_copy_is_independent(name: str, split: str) -> None:
-    gated, x = wrapped(name, split=split, gate={"max_share": 1.0, "pool": 1})
+    gated, x = gated_by_name(name, split=split, gate={"max_share": 1.0, "pool": 1})
     gated(x).sum().backward()  # a model in use holds graphs, which cannot be copied
     twin = copy.deepcopy(gated)
     assert twin.plan is gated.plan
@@ -44,7 +44,7 @@ def test_a_deep_copy_is_independent(name: str, split: str) -> None:
 
 @pytest.mark.parametrize("name", ["cnn_cifar10", "text_gru", "resnet"])
 def test_pickling_plans_anew(name: str) -> None:
-    gated, x = wrapped(name, budget=Budget(params=0.4))
+    gated, x = gated_by_name(name, budget=Budget(params=0.4))
     gated.eval()
     gated(x)
     file = io.BytesIO()
@@ -60,8 +60,8 @@ def test_pickling_plans_anew(name: str) -> None:
 
 
 def test_state_dict_round_trip() -> None:
-    gated, x = wrapped("resnet")
-    other, _ = wrapped("resnet")
+    gated, x = gated_by_name("resnet")
+    other, _ = gated_by_name("resnet")
     with torch.no_grad():
         for p in gated.parameters():
             p.mul_(1.1)
@@ -76,7 +76,7 @@ def test_state_dict_round_trip() -> None:
 
 
 def test_other_types() -> None:
-    gated, x = wrapped("cnn_cifar10")
+    gated, x = gated_by_name("cnn_cifar10")
     y = gated(x)
     gated.to(torch.float64)
     z = gated(x.double())
@@ -91,7 +91,7 @@ def test_other_types() -> None:
 
 
 def test_indices_are_kept_per_device() -> None:
-    gated, x = wrapped("cnn_cifar10")
+    gated, x = gated_by_name("cnn_cifar10")
     gated(x)
     assert gated.last is not None
     live, parts = gated.last.live, gated.plan.axes["conv1.weight"][0]
@@ -150,12 +150,7 @@ def test_published_variant() -> None:
 
 
 # -- latency budgets
-@pytest.fixture
-def _own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path))
-
-
-@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = models.build("cnn_digits"), models.example("cnn_digits", batch=32)
     warnings.simplefilter("ignore", UserWarning)
@@ -184,7 +179,7 @@ def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
         pfedgate.gate(models.build("cnn_digits"), x[:8], Budget(latency_ms=half))
 
 
-@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_measuring_leaves_the_model_alone() -> None:
     model, x = build("residual")
     before = {key: value.clone() for key, value in model.state_dict().items()}

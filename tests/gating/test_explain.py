@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gating.compare import check_same, gated_pair
-from tests.gating.zoo import Of, build
+from tests.support.compare import check_sliced, gated_pair
+from tests.support.zoo import Of, build
 from torch import Tensor, nn
 
 import pfedgate
@@ -65,7 +65,7 @@ def test_places_and_reasons(forward: Any, place: str, reason: str) -> None:
     for gated in (sliced, masked):
         gated.selector = pfedgate.gating.selection.budget.Selector(gated.plan.costs, gated.plan.budget(share))
         gated.eval()
-    check_same(sliced, masked, x.double(), out=1e-9, grad=1e-8)
+    check_sliced(sliced, masked, x.double(), out=1e-9, grad=1e-8)
     assert sliced.last is not None
     assert sliced.last.density < 1
 
@@ -83,7 +83,7 @@ def test_layers_with_hooks_run_whole_so_that_hooks_run() -> None:
     sliced, masked = gated_pair(model, x, Budget(params=0.8))
     assert "conv2  kept whole: hooks run around it" in sliced.explain()
     seen.clear()
-    check_same(sliced, masked, x)
+    check_sliced(sliced, masked, x)
     assert seen == [(3, 64, 10, 10)] * 2
 
 
@@ -139,7 +139,7 @@ def test_models_that_cannot_be_followed(how: str, reason: str) -> None:
 
 def test_defaults_of_other_arguments_are_followed() -> None:
     sliced, masked = gated_pair(Branching("none").double(), torch.randn(4, 8).double(), 0.5)
-    check_same(sliced, masked, torch.randn(4, 8).double(), out=1e-9, grad=1e-8)
+    check_sliced(sliced, masked, torch.randn(4, 8).double(), out=1e-9, grad=1e-8)
 
 
 def test_code_that_a_graph_does_not_show_is_found_out() -> None:

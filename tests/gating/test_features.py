@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gating.gates import BLOCKS, SHAPES, batch, make
+from tests.support.gates import BLOCKS, SHAPES, batch, make_gate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,24 +41,24 @@ def test_images_are_read_as_plainly_written_down(size: tuple[int, int, int], poo
     [("flat", 10), ("long flat", 64), ("sequence", 32), ("image", 48), ("volume", 54), ("tokens", 128)],
 )
 def test_number_of_features(kind: str, features: int) -> None:
-    gate = make(kind=kind)
+    gate = make_gate(kind=kind)
     assert gate.reader.features == features
     assert gate.read(batch(kind)).pooled.flatten(1).shape == (6, features)
 
 
 def test_long_inputs_of_other_lengths_are_fine_when_pooled() -> None:
-    gate = make(kind="sequence").eval()
+    gate = make_gate(kind="sequence").eval()
     assert gate(torch.randn(2, 4, 57)).weights.shape == (BLOCKS,)
     assert gate(torch.randn(2, 4, 3)).weights.shape == (BLOCKS,)
-    assert make(kind="image").eval()(torch.randn(2, 3, 17, 40)).weights.shape == (BLOCKS,)
+    assert make_gate(kind="image").eval()(torch.randn(2, 3, 17, 40)).weights.shape == (BLOCKS,)
     with pytest.raises(ValueError, match="without pooling"):
-        make(GateConfig(pool=0))(torch.randn(2, 3, 9, 8))
+        make_gate(GateConfig(pool=0))(torch.randn(2, 3, 9, 8))
 
 
 @pytest.mark.parametrize("kind", [k for k in SHAPES if k != "tokens"])
 def test_dtypes_and_gradients_of_the_input_do_not_matter(kind: str) -> None:
     x = batch(kind)
-    gate = make(kind=kind).eval()
+    gate = make_gate(kind=kind).eval()
     wanted = gate(x).weights
     torch.testing.assert_close(gate(x.double().requires_grad_()).weights, wanted)
     torch.testing.assert_close(gate(x.half()).weights, wanted, rtol=1e-2, atol=1e-2)
@@ -78,7 +78,7 @@ def test_integer_images_are_numbers_not_tokens() -> None:
 
 def test_channels_in_the_last_dimension() -> None:
     x = batch("sequence")
-    first = make(kind="sequence").eval()
+    first = make_gate(kind="sequence").eval()
     last = Gate(x.mT, BLOCKS, GateConfig(channels_last=True), model_size=10**6).eval()
     last.load_state_dict(first.state_dict())
     torch.testing.assert_close(last(x.mT).weights, first(x).weights)
@@ -87,7 +87,7 @@ def test_channels_in_the_last_dimension() -> None:
 def test_tokens_go_through_the_models_embedding_which_stays_the_models() -> None:
     embedding = nn.Embedding(1000, 6)
     tokens = batch("tokens")
-    gate = make(kind="tokens", embedding=embedding)
+    gate = make_gate(kind="tokens", embedding=embedding)
     assert gate.reader.channels == 6
     shared = {id(p) for p in embedding.parameters()}
     assert not any(id(p) in shared or 1000 in p.shape for p in gate.parameters())
@@ -121,7 +121,7 @@ def test_hashed_tokens_are_fixed_distinct_and_centred() -> None:
     # Written down, so that a client reads tomorrow what it read today.
     torch.testing.assert_close(hashed(torch.tensor([[7]]))[0, 0, :3], torch.tensor([-1.5978563, -0.2779926, 0.4991017]))
     assert torch.equal(hashed(torch.tensor([[7]], dtype=torch.int32)), hashed(torch.tensor([[7]])))
-    assert not list(make(kind="tokens").buffers())[3:]  # only the three of the norm, no table
+    assert not list(make_gate(kind="tokens").buffers())[3:]  # only the three of the norm, no table
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_hashed_tokens_are_fixed_distinct_and_centred() -> None:
 )
 def test_other_inputs_than_the_example_are_refused(kind: str, x: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(kind=kind)(x)
+        make_gate(kind=kind)(x)
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1, 1, 1, 1, 1), (0, 3, 8, 8)])
@@ -147,7 +147,7 @@ def test_unreadable_examples_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_client_is_the_mean_of_its_data() -> None:
-    gate = make(GateConfig(scope="client", shift=True))
+    gate = make_gate(GateConfig(scope="client", shift=True))
     data = torch.cat([batch(seed=11), batch(n=3, seed=12)])
     torch.testing.assert_close(gate.client_features, F.adaptive_avg_pool2d(data.mean(0), 4).flatten(1))
     torch.testing.assert_close(gate.client_mean, data.mean((0, 2, 3)))
@@ -159,7 +159,7 @@ def test_a_client_is_the_mean_of_its_data() -> None:
     out = gate(batch(seed=1))
     assert torch.equal(out.weights, gate(batch(n=1, seed=2)).weights)
     assert torch.equal(out.weights, gate.eval()(batch(seed=3)).weights)
-    other = make(GateConfig(scope="client", shift=True))
+    other = make_gate(GateConfig(scope="client", shift=True))
     other.remember([data[:4], data[4:]])
     torch.testing.assert_close(other(data).weights, out.weights)
     other.remember([data + torch.randn(3, 8, 8)])
@@ -173,4 +173,4 @@ def test_a_client_that_remembers_nothing_is_told() -> None:
     with pytest.raises(ValueError, match="got no data"):
         gate.remember([])
     with pytest.raises(ValueError, match="scope='client'"):
-        make().remember([batch()])
+        make_gate().remember([batch()])

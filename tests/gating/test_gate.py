@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gating.gates import BLOCKS, CLASSES, SHAPES, batch, changed, loss, make
+from tests.support.gates import BLOCKS, CLASSES, SHAPES, batch, changed_entries, make_gate, weighed_loss
 from torch import Tensor
 
 from pfedgate.gating.gate.config import GateConfig
@@ -73,7 +73,7 @@ def test_pooling_is_as_fine_as_the_share_allows() -> None:
 
 @given(config=configs(), kind=st.sampled_from(sorted(SHAPES)), n=st.integers(1, 5), training=st.booleans())
 def test_every_combination_of_switches(config: GateConfig, kind: str, n: int, training: bool) -> None:
-    gate = make(config, kind).train(training)
+    gate = make_gate(config, kind).train(training)
     x = batch(kind, n, seed=3)
     twin, before = copy.deepcopy(gate), copy.deepcopy(gate.state_dict())
     out = gate(x)
@@ -90,11 +90,11 @@ def test_every_combination_of_switches(config: GateConfig, kind: str, n: int, tr
         assert torch.equal(out.importance, out.weights)
     else:
         assert bool(((out.importance > 0) & (out.importance < 1)).all())
-    moved = changed(gate, before)
+    moved = changed_entries(gate, before)
     if not training or config.scope != "batch":
         assert not moved
     assert all("running" in name or "batches_seen" in name for name in moved)
-    loss(out).backward()
+    weighed_loss(out).backward()
     for name, parameter in gate.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -104,9 +104,9 @@ def test_every_combination_of_switches(config: GateConfig, kind: str, n: int, tr
 @pytest.mark.parametrize("scope", ["batch", "sample", "client"])
 @pytest.mark.parametrize("activation", ["centred", "linear", "sigmoid", "none"])
 def test_gradients_reach_every_parameter(post_norm: Any, scope: Any, activation: Any) -> None:
-    gate = make(GateConfig(post_norm=post_norm, scope=scope, activation=activation, shift=True))
+    gate = make_gate(GateConfig(post_norm=post_norm, scope=scope, activation=activation, shift=True))
     torch.nn.init.normal_(gate.fc.weight)  # the class rows start at zero, which would stop the chain there
-    loss(gate(batch())).backward()
+    weighed_loss(gate(batch())).backward()
     for name, parameter in gate.named_parameters():
         # A norm over the batch takes the bias before it off again.
         if (name, post_norm, scope) != ("fc.bias", "batch", "batch"):
@@ -124,20 +124,20 @@ def test_init_ones_is_exactly_one(n: int, seed: int, training: bool, kind: str) 
     for activation in ("centred", "linear", "none"):
         for post_norm in ("blocks", "batch", "none"):
             config = GateConfig.of({"init": "ones", "activation": activation, "post_norm": post_norm, "shift": True})
-            gate = make(replace(config, weight_range=1.0 if activation == "none" else 0.3), kind, seed)
+            gate = make_gate(replace(config, weight_range=1.0 if activation == "none" else 0.3), kind, seed)
             out = gate.train(training)(100 * batch(kind, n, seed) if kind != "tokens" else batch(kind, n, seed))
             assert torch.equal(out.weights, torch.ones(BLOCKS))
             assert out.shift is not None
             assert torch.equal(out.shift, torch.zeros(CLASSES))
             assert out.importance.std() > 0  # blocks are still told apart
-            loss(out).backward()  # and M can leave 1
+            weighed_loss(out).backward()  # and M can leave 1
             moves = gate.fc.bias.grad if gate.post_norm is None else gate.post_norm.bias.grad
             assert moves is not None
             assert moves.flatten()[:BLOCKS].abs().min() > 0
 
 
 def test_the_default_is_the_formula_of_the_findings() -> None:
-    gate, x = make(GateConfig(shift=True, initial_scale=1.0)), batch(n=5)
+    gate, x = make_gate(GateConfig(shift=True, initial_scale=1.0)), batch(n=5)
     torch.nn.init.normal_(gate.fc.weight)
     h = torch.nn.functional.adaptive_avg_pool2d(_switchable(gate, x), 4).flatten(1)
     z = h @ gate.fc.weight.T + gate.fc.bias
@@ -158,7 +158,7 @@ def _switchable(gate: Gate, x: Tensor) -> Tensor:
 
 def test_batchnorm_hides_the_batch_from_the_gate_and_block_norm_does_not() -> None:
     def difference(config: GateConfig) -> float:
-        gate = make(config)
+        gate = make_gate(config)
         dark, bright = batch(n=64, seed=1) - 1, batch(n=64, seed=2).abs() + 1
         return (gate(dark).weights - gate(bright).weights).abs().max().item()
 
@@ -167,20 +167,20 @@ def test_batchnorm_hides_the_batch_from_the_gate_and_block_norm_does_not() -> No
 
 
 def test_range_scale_and_bias_of_the_weights() -> None:
-    wild = make(GateConfig(weight_range=0.25, initial_scale=100.0))(batch()).weights
+    wild = make_gate(GateConfig(weight_range=0.25, initial_scale=100.0))(batch()).weights
     assert wild.min() >= 0.75
     assert wild.max() <= 1.25
     assert wild.std() > 0.05
-    calm = make(GateConfig(initial_scale=0.01))(batch()).weights
+    calm = make_gate(GateConfig(initial_scale=0.01))(batch()).weights
     assert 0 < (calm - 1).abs().max() < 0.02
     for post_norm in ("batch", "none"):
         config = GateConfig.paper(initial_bias=3.0, initial_scale=0.1, post_norm=post_norm)
-        assert make(config)(batch()).weights.mean().item() == pytest.approx(0.95, abs=0.02)
+        assert make_gate(config)(batch()).weights.mean().item() == pytest.approx(0.95, abs=0.02)
 
 
 def test_scope_sample_depends_on_nothing_but_the_sample() -> None:
     for post_norm in ("blocks", "batch"):
-        gate = make(GateConfig.of({"scope": "sample", "post_norm": post_norm, "shift": True}))
+        gate = make_gate(GateConfig.of({"scope": "sample", "post_norm": post_norm, "shift": True}))
         x = batch()
         for training in (True, False):
             each = gate.train(training).per_sample(x)
@@ -192,15 +192,15 @@ def test_scope_sample_depends_on_nothing_but_the_sample() -> None:
 
 
 def test_a_gate_trained_on_batches_can_decide_per_sample() -> None:
-    gate = make()
+    gate = make_gate()
     gate(batch())
-    other = make(GateConfig(scope="sample"), seed=5)
+    other = make_gate(GateConfig(scope="sample"), seed=5)
     other.load_state_dict(gate.state_dict())
     torch.testing.assert_close(other(batch(n=1)).weights, gate.eval()(batch(n=1)).weights)
 
 
 def test_what_was_read_can_be_kept_and_picked_from() -> None:
-    gate, x = make(GateConfig(shift=True)).eval(), batch(n=20)
+    gate, x = make_gate(GateConfig(shift=True)).eval(), batch(n=20)
     seen, rows = gate.read(x), torch.tensor([3, 1, 17])
     picked = gate.decide(type(seen)(*(part[rows] for part in seen)))
     for kept, fresh in zip(picked, gate(x[rows]), strict=True):
@@ -209,7 +209,7 @@ def test_what_was_read_can_be_kept_and_picked_from() -> None:
 
 @pytest.mark.parametrize("config", [GateConfig(), GateConfig.paper(), GateConfig(scope="client", shift=True)])
 def test_state_dict_round_trip(config: GateConfig) -> None:
-    gate = make(config)
+    gate = make_gate(config)
     gate(batch(seed=4))
     fresh = Gate(batch(), BLOCKS, config, model_size=10**6, classes=CLASSES)
     fresh.load_state_dict(gate.state_dict())
@@ -219,7 +219,7 @@ def test_state_dict_round_trip(config: GateConfig) -> None:
 
 def test_a_generator_decides_the_initialisation_alone() -> None:
     state = torch.get_rng_state()
-    one, same, other = make(seed=1), make(seed=1), make(seed=2)
+    one, same, other = make_gate(seed=1), make_gate(seed=1), make_gate(seed=2)
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(one.fc.weight, same.fc.weight)
     assert not torch.equal(one.fc.weight, other.fc.weight)
@@ -230,16 +230,16 @@ def test_a_generator_decides_the_initialisation_alone() -> None:
 @pytest.mark.parametrize("post_norm", ["blocks", "batch", "none"])
 def test_drawing_anew_is_building_anew(post_norm: Any) -> None:
     config = GateConfig(post_norm=post_norm, initial_scale=0.5, initial_bias=0.25, shift=True)
-    fresh, redrawn = make(config, seed=2), make(config, seed=1).draw(torch.Generator().manual_seed(2))
-    assert not changed(redrawn, fresh.state_dict())
+    fresh, redrawn = make_gate(config, seed=2), make_gate(config, seed=1).draw(torch.Generator().manual_seed(2))
+    assert not changed_entries(redrawn, fresh.state_dict())
     redrawn.draw(torch.Generator().manual_seed(2))  # scale and offset of M's path are not applied twice
-    assert not changed(redrawn, fresh.state_dict())
+    assert not changed_entries(redrawn, fresh.state_dict())
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("config", [GateConfig(), GateConfig.paper()])
 def test_clients_can_be_stacked_with_vmap(config: GateConfig, training: bool) -> None:
-    gates = [make(config, seed=s).train(training) for s in range(3)]
+    gates = [make_gate(config, seed=s).train(training) for s in range(3)]
     params, buffers = torch.func.stack_module_state(gates)
     x = torch.stack([batch(seed=s) for s in range(3)])
 
@@ -282,6 +282,6 @@ def test_other_mistakes() -> None:
 
 
 def test_repr_shows_size_and_share() -> None:
-    text = repr(make())
+    text = repr(make_gate())
     assert "9 blocks from 48 features (image)" in text
     assert "of the model" in text

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gating.compare import distance, loss, pretend
+from tests.support.compare import distance, loss, pretend
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,12 +37,12 @@ class Net(nn.Module):
         return self.out(self.between(self, x) + torch.relu(self.b(x)))
 
 
-def wrapped(model: nn.Module, x: Tensor, budget: float = 0.6, **options: Any) -> GatedModel:
+def gated_net(model: nn.Module, x: Tensor, budget: float = 0.6, **options: Any) -> GatedModel:
     given = {"gate": SMALL, "straight_through": "kept", **options}
     return pfedgate.gate(model, x, Budget(params=budget), generator=torch.Generator().manual_seed(0), **given)
 
 
-def same(gated: GatedModel, x: Tensor) -> None:
+def check_net(gated: GatedModel, x: Tensor) -> None:
     """Sliced and masked agree, in results, gradients and buffers."""
     other = copy.deepcopy(gated)
     other.execution = "masked"
@@ -121,14 +121,14 @@ def averaged(net: Net, x: Tensor) -> Tensor:
 def test_sliced_is_masked(between: Callable[[Net, Tensor], Tensor]) -> None:
     model, x = Net(between).double(), torch.randn(5, 8, dtype=torch.float64)
     plain = copy.deepcopy(model)
-    whole = wrapped(copy.deepcopy(model), x, 1.0, gate=GateConfig(init="ones", **SMALL))  # type: ignore[arg-type]
+    whole = gated_net(copy.deepcopy(model), x, 1.0, gate=GateConfig(init="ones", **SMALL))  # type: ignore[arg-type]
     loss(plain(x.clone())).backward()
     loss(whole(x.clone())).backward()
     for (name, a), b in zip(plain.named_parameters(), whole.model.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None) or not (b.grad if a.grad is None else a.grad).any(), name
         assert a.grad is None or b.grad is None or distance(b.grad, a.grad) < 1e-6, name
     for budget in (0.7, 0.5):
-        same(wrapped(copy.deepcopy(model), x, budget), x)
+        check_net(gated_net(copy.deepcopy(model), x, budget), x)
 
 
 def test_an_alias_of_what_a_relu_changes_in_place() -> None:
@@ -145,17 +145,17 @@ def test_an_alias_of_what_a_relu_changes_in_place() -> None:
             return result
 
     x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
-    same(wrapped(Alias().double(), x, 0.8), x)
+    check_net(gated_net(Alias().double(), x, 0.8), x)
 
 
 def test_buffers_that_are_loaded_anew() -> None:
     model, x = Net(lambda net, x: torch.relu(net.a(x)) * net.mean[None]).double(), torch.randn(5, 8).double()
-    gated = wrapped(model, x)
+    gated = gated_net(model, x)
     before = gated(x)
     gated.model.load_state_dict({**gated.model.state_dict(), "mean": torch.linspace(3, 4, 40).double()})
     assert distance(gated(x), before) > 0.1
-    same(gated, x)
-    assert wrapped(Net(model.between), x.float()).half()(x.half()).dtype == torch.float16
+    check_net(gated, x)
+    assert gated_net(Net(model.between), x.float()).half()(x.half()).dtype == torch.float16
 
 
 def test_hooks() -> None:
@@ -169,14 +169,14 @@ def test_hooks() -> None:
 
     model = build()
     model[0].register_forward_hook(double)
-    assert wrapped(model, x).explain() == "masked execution: hooks run around 0"
+    assert gated_net(model, x).explain() == "masked execution: hooks run around 0"
     model = build()
     model[1].register_forward_hook(double)
-    known = wrapped(model, x)
+    known = gated_net(model, x)
     assert known.execution == "sliced"
-    same(known.double(), x.double())
+    check_net(known.double(), x.double())
     for place in ("", "0", "0.0", "1"):
-        gated = wrapped(build(), x)
+        gated = gated_net(build(), x)
         assert gated.execution == "sliced"
         before = gated(x)
         heard = Mock(return_value=None)
@@ -208,7 +208,7 @@ def test_no_output_is_dropped_however_outputs_are_joined(join: Callable[[Tensor,
             h = torch.relu(self.a(x))
             return join(self.one(h), self.two(h))
 
-    gated = wrapped(Two(), torch.randn(5, 8), 0.5)
+    gated = gated_net(Two(), torch.randn(5, 8), 0.5)
     gated(torch.randn(5, 8))
     assert gated.last is not None
     assert set(gated.last.units) == {"a"}
@@ -223,7 +223,7 @@ def test_weights_that_are_buffers() -> None:
         del layer.weight
         layer.register_buffer("weight", weight)
         x = torch.randint(0, 9, (5,)) if isinstance(layer, nn.Embedding) else torch.randn(5, 8)
-        gated = wrapped(model, x[:, None] if x.ndim == 1 else x, 0.9, gate={**SMALL})
+        gated = gated_net(model, x[:, None] if x.ndim == 1 else x, 0.9, gate={**SMALL})
         assert gated(x[:, None] if x.ndim == 1 else x).shape[-1] == 4
 
 
@@ -233,12 +233,12 @@ def test_checkpointing_is_refused_where_masks_would_be_forgotten() -> None:
             return self.out(checkpoint(lambda x: torch.relu(self.a(x)), x, use_reentrant=False))
 
     with pytest.raises(ValueError, match="switch checkpointing off"):
-        wrapped(Again(frozen), torch.randn(5, 8), execution="masked")
+        gated_net(Again(frozen), torch.randn(5, 8), execution="masked")
 
 
 def test_another_type_after_wrapping() -> None:
     model, x = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 4)), torch.randn(5, 8)
-    gated = wrapped(model, x).double()
+    gated = gated_net(model, x).double()
     twin = pickle.loads(pickle.dumps(gated))
     assert twin.execution == "sliced"
     assert torch.equal(twin(x.double()), gated(x.double()))
@@ -256,13 +256,13 @@ def stepped(gated: GatedModel, optimizer: Any, x: Tensor) -> bool:
     return any(not torch.equal(p, q) for p, q in zip(gated.model.parameters(), before, strict=True))
 
 
-def plain() -> tuple[GatedModel, Tensor]:
+def small_net() -> tuple[GatedModel, Tensor]:
     model, x = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 4)), torch.randn(5, 8)
-    return wrapped(model, x), x
+    return gated_net(model, x), x
 
 
 def test_numbers_that_are_replaced_under_a_parameter() -> None:
-    gated, x = plain()
+    gated, x = small_net()
     optimizer = gated.optimizer("sgd", lr=0.1, momentum=0.9)
     assert stepped(gated, optimizer, x)
     vector = nn.utils.parameters_to_vector(gated.parameters_shared()).detach().clone()
@@ -274,7 +274,7 @@ def test_numbers_that_are_replaced_under_a_parameter() -> None:
 
 
 def test_without_its_optimiser_a_model_is_trained_as_any_other() -> None:
-    gated, x = plain()
+    gated, x = small_net()
     optimizer: Any = gated.optimizer("sgd", lr=0.1)
     assert stepped(gated, optimizer, x)
     del optimizer
@@ -284,7 +284,7 @@ def test_without_its_optimiser_a_model_is_trained_as_any_other() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_copies_of_an_optimiser(name: str) -> None:
-    gated, x = plain()
+    gated, x = small_net()
     options = {"momentum": 0.9} if name == "sgd" else {}
     pair = (gated, gated.optimizer(name, lr=0.1, **options))
     assert stepped(*pair, x)
@@ -298,21 +298,21 @@ def test_copies_of_an_optimiser(name: str) -> None:
 
 
 def test_schedules_that_cycle_momentum() -> None:
-    gated, x = plain()
+    gated, x = small_net()
     optimizer = gated.optimizer("sgd", lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     first = optimizer.param_groups[0]["momentum"]
     assert stepped(gated, optimizer, x)
     schedule.step()
     assert optimizer.param_groups[0]["momentum"] != first
-    gated, x = plain()
+    gated, x = small_net()
     optimizer = gated.optimizer("adam", lr=0.1)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     assert optimizer.param_groups[0]["betas"][0] == 0.95
 
 
 def test_other_parameters_need_another_optimiser() -> None:
-    gated, _ = plain()
+    gated, _ = small_net()
     with pytest.raises(ValueError, match="use another optimiser for the rest"):
         gated.optimizer("sgd", lr=0.1).add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     for lr in (-0.1, float("nan")):
@@ -330,7 +330,7 @@ def test_other_parameters_need_another_optimiser() -> None:
     ],
 )
 def test_examples_that_are_none(example: Any, message: str) -> None:
-    model, _ = plain()
+    model, _ = small_net()
     with pytest.raises(TypeError, match=message):
         pfedgate.gate(model.model, example, 0.5)
     with pytest.raises(TypeError, match=r"as a torch\.Tensor, got ndarray"):

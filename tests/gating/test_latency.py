@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.gating.selection import cifar10, importances
+from tests.support.selection import cifar10, importances
 
 from pfedgate.gating.latency import profile
 from pfedgate.gating.selection.budget import Budget, CostModel, Selector

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.gating.compare import pretend
-from tests.gating.zoo import build
+from tests.support.compare import pretend
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 COUNT = 40  # gates per budget: with six budgets on each of the cases below, two thousand
 
 
-def gates(blocks: int, groups: list[npt.NDArray[np.int64]], count: int, seed: int) -> Iterator[Floats]:
+def many_importances(blocks: int, groups: list[npt.NDArray[np.int64]], count: int, seed: int) -> Iterator[Floats]:
     """Importances of many gates: random at every scale, tied, one layer against all, nearly equal, negative."""
     rng = np.random.default_rng(seed)
     yield np.zeros(blocks)
@@ -97,7 +97,7 @@ def test_density_and_flops_stay_below_the_budget(name: str, split: Any) -> None:
         except InfeasibleBudget:
             continue
         count = COUNT if gated.selector.solver != "Prices" else COUNT // 4
-        for importance in gates(len(gated.plan.blocks), group_blocks(gated), count, seed=int(share * 10)):
+        for importance in many_importances(len(gated.plan.blocks), group_blocks(gated), count, seed=int(share * 10)):
             pretend(gated, importance)
             selection, _ = gated.select(x)
             real = sum(int(selection.live.elements(n).sum()) for n in gated.plan.shapes) if checked % 20 == 0 else None

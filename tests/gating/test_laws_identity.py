@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.gating.compare import loss
-from tests.gating.zoo import OURS, SMALL, build
+from tests.support.compare import loss
+from tests.support.zoo import OURS, SMALL, build
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +20,7 @@ from pfedgate import GateConfig
 ONES = GateConfig(init="ones", pool=1, max_share=10.0)
 
 
-def run(module: nn.Module, x: Tensor) -> tuple[list[Any], dict[str, Tensor]]:
+def outputs_and_gradients(module: nn.Module, x: Tensor) -> tuple[list[Any], dict[str, Tensor]]:
     module.zero_grad()
     y = module(x)
     torch.autograd.backward(loss(y))
@@ -33,7 +33,7 @@ def check_identical(model: nn.Module, x: Tensor, **options: Any) -> None:
     for training in (True, False):
         alone.train(training)
         gated.train(training)
-        (y, grads), (z, found) = run(alone, x), run(gated, x)
+        (y, grads), (z, found) = outputs_and_gradients(alone, x), outputs_and_gradients(gated, x)
         assert all(torch.equal(a, b) for a, b in zip(y, z, strict=True))
         for name, grad in grads.items():
             assert torch.equal(grad, found[f"model.{name}"]), name

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gating.compare import check_same, gated_pair, pretend
-from tests.gating.zoo import OURS, SMALL, build
+from tests.support.compare import check_sliced, gated_pair, pretend
+from tests.support.zoo import OURS, SMALL, build
 from torch import Tensor, nn
 
 from pfedgate import Budget, InfeasibleBudget, models
@@ -47,7 +47,7 @@ def check_all_budgets(name: str, split: str, dtype: torch.dtype, out: float, gra
         for training in (True, False):
             sliced.train(training)
             masked.train(training)
-            check_same(sliced, masked, x, out=out, grad=grad)
+            check_sliced(sliced, masked, x, out=out, grad=grad)
         assert sliced.last is not None
         seen.add(sliced.last.kept.tobytes())
     assert len(seen) > 1, "only one selection was compared"
@@ -73,7 +73,7 @@ def test_heads_and_neurons(name: str) -> None:
 def test_dropped_outputs() -> None:
     model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 60)), torch.randn(4, 8)
     sliced, masked = gated_pair(model, x, Budget(params=0.15), keep_output=False)
-    check_same(sliced, masked, x)
+    check_sliced(sliced, masked, x)
     assert sliced.last is not None
     assert sliced.last.units["2"] < 30
     assert (sliced(x) == 0).sum() == 4 * (60 - sliced.last.units["2"])
@@ -82,7 +82,7 @@ def test_dropped_outputs() -> None:
 @pytest.mark.parametrize("compensate", ["sqrt", "none"])
 def test_compensation(compensate: str) -> None:
     model, x = build("mlp")
-    check_same(*gated_pair(model, x, 0.5, compensate=compensate), x)
+    check_sliced(*gated_pair(model, x, 0.5, compensate=compensate), x)
 
 
 def test_compensation_divides_by_the_live_share_of_inputs() -> None:
@@ -101,17 +101,17 @@ def test_compensation_divides_by_the_live_share_of_inputs() -> None:
 def test_other_batch_and_image_sizes_than_the_example() -> None:
     model, x = build("resnet")
     sliced, masked = gated_pair(model, x, 0.5)
-    check_same(sliced, masked, torch.randn(5, 3, 20, 24))
-    check_same(sliced.eval(), masked.eval(), torch.randn(1, 3, 20, 24))
+    check_sliced(sliced, masked, torch.randn(5, 3, 20, 24))
+    check_sliced(sliced.eval(), masked.eval(), torch.randn(1, 3, 20, 24))
     model, x = build("one_dimension")
-    check_same(*gated_pair(model, x, 0.5), torch.randn(2, 3, 8))
+    check_sliced(*gated_pair(model, x, 0.5), torch.randn(2, 3, 8))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_channels_last(share: float) -> None:
     model, x = models.build("cnn_cifar10"), models.example("cnn_cifar10", batch=8)
     model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    check_same(*gated_pair(model, x, share), x)
+    check_sliced(*gated_pair(model, x, share), x)
 
 
 def test_pooling_in_channels_last_needs_no_copies() -> None:
@@ -148,7 +148,7 @@ def test_a_submodule_in_evaluation_while_the_rest_trains() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         return m.out(F.dropout(F.relu(m.a(x)), 0.5, m.a.training))
 
-    from tests.gating.zoo import Of
+    from tests.support.zoo import Of
 
     model = Of(forward, a=nn.Linear(8, 40), out=nn.Linear(40, 3))
     x = torch.randn(4, 8)
@@ -156,7 +156,7 @@ def test_a_submodule_in_evaluation_while_the_rest_trains() -> None:
     for gated in (sliced, masked):
         gated.train()
         gated.model.a.eval()
-    check_same(sliced, masked, x)  # with dropout the two would differ
+    check_sliced(sliced, masked, x)  # with dropout the two would differ
 
 
 # -- random networks
@@ -221,4 +221,4 @@ def test_random_networks(steps: list[tuple[int, int, int]], split: str, seed: in
         if share < 1 and plan.selector(share).reachable_masks() > 1:
             sliced.rebudget(share)
             masked.rebudget(share)
-            check_same(sliced, masked, x, out=1e-9, grad=1e-8)
+            check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)

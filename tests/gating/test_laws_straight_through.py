@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.gating.compare import loss
-from tests.gating.zoo import build
+from tests.support.compare import loss
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
@@ -76,7 +76,7 @@ def test_gradient_of_the_adapted_weights_is_a_finite_difference() -> None:
     last = gated.last
     assert last is not None
     (slope,) = torch.autograd.grad(loss(y), [last.weights])
-    from tests.gating.compare import pretend
+    from tests.support.compare import pretend
 
     for block in np.flatnonzero(last.kept)[::5]:
         values = []

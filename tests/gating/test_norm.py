@@ -44,7 +44,7 @@ def randomised(channels: int, rank: int, seed: int = 0, **options: bool) -> Swit
     return norm
 
 
-def batch(shape: tuple[int, ...], seed: int = 1) -> Tensor:
+def contrasting_batch(shape: tuple[int, ...], seed: int = 1) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     scale = 1 + torch.rand(shape[0], shape[1], *[1] * (len(shape) - 2), generator=rng)
     return torch.randn(shape, generator=rng) * scale + 2 * scale - 3
@@ -53,7 +53,7 @@ def batch(shape: tuple[int, ...], seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_the_reference_with_its_gradients(shape: tuple[int, ...], training: bool) -> None:
-    x = batch(shape)
+    x = contrasting_batch(shape)
     ours = randomised(shape[1], len(shape)).train(training)
     plain = copy.deepcopy(ours)
     out, wanted = ours(x), reference(plain, x)
@@ -75,7 +75,7 @@ def test_equals_the_reference_with_its_gradients(shape: tuple[int, ...], trainin
 def test_pooling_commutes_with_normalising(
     n: int, channels: int, cells: tuple[int, int], per_cell: tuple[int, int], training: bool, seed: int
 ) -> None:
-    x = batch((n, channels, cells[0] * per_cell[0], cells[1] * per_cell[1]), seed)
+    x = contrasting_batch((n, channels, cells[0] * per_cell[0], cells[1] * per_cell[1]), seed)
     norm = randomised(channels, 4, seed).train(training)
     twin = copy.deepcopy(norm)
     normalised_first = F.adaptive_avg_pool2d(norm(x), cells).flatten(2)
@@ -96,7 +96,7 @@ def test_flat_features_mix_two_statistics_and_others_three() -> None:
 
 
 def test_mixtures_of_mean_and_variance_are_separate() -> None:
-    x = batch((6, 3, 9))
+    x = contrasting_batch((6, 3, 9))
     norm = SwitchableNorm(3, 3)
     with torch.no_grad():
         norm.mixture[0] = torch.tensor([100.0, 0, 0])  # mean: batch only
@@ -109,23 +109,23 @@ def test_mixtures_of_mean_and_variance_are_separate() -> None:
 def test_running_statistics_move_in_training_only(shape: tuple[int, ...]) -> None:
     norm = SwitchableNorm(shape[1], len(shape))
     start = copy.deepcopy(norm.state_dict())
-    norm.eval()(batch(shape))
+    norm.eval()(contrasting_batch(shape))
     assert all(torch.equal(value, start[name]) for name, value in norm.state_dict().items())
-    norm.train()(batch(shape))
+    norm.train()(contrasting_batch(shape))
     dims = (0, *range(2, len(shape)))
     # The first batch replaces the arbitrary start, the second counts one half.
-    torch.testing.assert_close(norm.running_mean, batch(shape).mean(dims))
-    torch.testing.assert_close(norm.running_var, batch(shape).var(dims, correction=0))
-    norm(batch(shape, seed=2))
-    half = (batch(shape).mean(dims) + batch(shape, seed=2).mean(dims)) / 2
+    torch.testing.assert_close(norm.running_mean, contrasting_batch(shape).mean(dims))
+    torch.testing.assert_close(norm.running_var, contrasting_batch(shape).var(dims, correction=0))
+    norm(contrasting_batch(shape, seed=2))
+    half = (contrasting_batch(shape).mean(dims) + contrasting_batch(shape, seed=2).mean(dims)) / 2
     torch.testing.assert_close(norm.running_mean, half)
     for _ in range(8):
-        norm(batch(shape, seed=2))
+        norm(contrasting_batch(shape, seed=2))
     kept = norm.running_mean.clone()  # ten batches: from here on a moving average at 1/10
-    norm(batch(shape, seed=3))
-    norm(batch(shape, seed=3))
+    norm(contrasting_batch(shape, seed=3))
+    norm(contrasting_batch(shape, seed=3))
     assert int(norm.batches_seen) == 12
-    torch.testing.assert_close(norm.running_mean, 0.81 * kept + 0.19 * batch(shape, seed=3).mean(dims))
+    torch.testing.assert_close(norm.running_mean, 0.81 * kept + 0.19 * contrasting_batch(shape, seed=3).mean(dims))
 
 
 def test_batches_of_one_estimate_the_spread_between_samples() -> None:
@@ -140,16 +140,16 @@ def test_batches_of_one_estimate_the_spread_between_samples() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_batch_of_one(shape: tuple[int, ...], training: bool) -> None:
     norm = SwitchableNorm(shape[1], len(shape))
-    norm(batch(shape))
+    norm(contrasting_batch(shape))
     norm.train(training)
-    one = norm(batch((1, *shape[1:]), seed=5))
+    one = norm(contrasting_batch((1, *shape[1:]), seed=5))
     assert torch.isfinite(one).all()
     assert one.std() > 0.1  # not normalised away against itself
 
 
 def test_without_tracking_samples_are_independent_and_nothing_is_estimated() -> None:
     norm = randomised(3, 4, track=False)
-    x = batch((5, 3, 8, 8))
+    x = contrasting_batch((5, 3, 8, 8))
     before = copy.deepcopy(norm.state_dict())
     together = norm(x)
     alone = torch.cat([norm(x[i : i + 1]) for i in range(5)])
@@ -158,7 +158,7 @@ def test_without_tracking_samples_are_independent_and_nothing_is_estimated() -> 
 
 
 def test_inputs_get_no_gradient_and_may_be_double() -> None:
-    x = batch((4, 3, 9)).double().requires_grad_()
+    x = contrasting_batch((4, 3, 9)).double().requires_grad_()
     out = SwitchableNorm(3, 3)(x)
     assert out.dtype == torch.float32
     out.sum().backward()
@@ -177,7 +177,7 @@ def test_wrong_shapes_are_refused() -> None:
 
 def test_block_norm_over_blocks_ignores_the_batch() -> None:
     norm = BlockNorm(2, 7, kind="blocks")
-    z = batch((5, 2, 7))
+    z = contrasting_batch((5, 2, 7))
     out = norm(z)
     torch.testing.assert_close(out[:1], norm(z[:1]))
     torch.testing.assert_close(out.mean(2), torch.zeros(5, 2), atol=1e-5, rtol=0)
@@ -187,7 +187,7 @@ def test_block_norm_over_blocks_ignores_the_batch() -> None:
 
 def test_block_norm_over_the_batch_is_torch_batchnorm() -> None:
     norm, torchs = BlockNorm(2, 7, kind="batch"), torch.nn.BatchNorm1d(14)
-    z = batch((5, 2, 7))
+    z = contrasting_batch((5, 2, 7))
     torch.testing.assert_close(norm(z).flatten(1), torchs(z.flatten(1)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(norm.running_mean, z.mean(0))
     before = copy.deepcopy(norm.state_dict())

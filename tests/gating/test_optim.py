@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gating.compare import distance, gated_pair, loss, pretend
-from tests.gating.zoo import build
+from tests.support.compare import distance, gated_pair, loss, pretend
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.gating.zoo import build
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gating.zoo import build
+from tests.support.zoo import build
 from torch import Tensor
 
 import pfedgate

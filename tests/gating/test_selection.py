@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.gating.selection import (
+from tests.support.selection import (
     KINDS,
     Floats,
     by_brute_force,
@@ -35,7 +35,7 @@ CIFAR10_TENSORS = [2400, 32, 51_200, 64, 192_000, 120, 10_080, 84, 840, 10]
 
 
 @cache
-def network(name: str) -> CostModel:
+def costs_of_network(name: str) -> CostModel:
     random = np.random.default_rng(11)
     return {
         "cifar10": cifar10,
@@ -58,7 +58,7 @@ def network(name: str) -> CostModel:
 SOLVERS = {"cifar10": "Frontier", "flat": "Programme", "plain 20": "Prices", "ResNet-20": "Prices"}
 
 
-def everything(costs: CostModel, share: float) -> Budget:
+def same_share(costs: CostModel, share: float) -> Budget:
     return Budget.of(dict.fromkeys(costs.dense(), share))
 
 
@@ -115,14 +115,14 @@ class TestExact:
         "budget", [Budget.of(0.3), Budget(params=0.5), Budget(flops=0.3, activation_bytes=0.6)], ids=str
     )
     def test_few_groups_equal_milp(self, name: str, budget: Budget, kind: str) -> None:
-        self.check(network(name), budget, kind, "Frontier")
+        self.check(costs_of_network(name), budget, kind, "Frontier")
 
     @pytest.mark.parametrize("kind", ["sigmoid", "tied", "nearly equal"])
     @pytest.mark.parametrize("budget", [Budget.of(0.3), Budget(params=0.3)], ids=["all resources", "parameters"])
     @pytest.mark.parametrize("name", ["cnn_femnist", "cnn_cifar10", "cnn_cifar100", "ResNet-8", "ViT-12"])
     def test_planned_networks_equal_milp(self, name: str, budget: Budget, kind: str) -> None:
         """What `gate` makes of them; equal layers of the last two are joined to six and three groups."""
-        self.check(network(name), budget, kind, "Frontier", rel=1e-3 if name == "ViT-12" else 2e-5)
+        self.check(costs_of_network(name), budget, kind, "Frontier", rel=1e-3 if name == "ViT-12" else 2e-5)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("share", [0.15, 0.5])
@@ -169,7 +169,7 @@ class TestPrices:
     )  # fmt: skip
     def test_within_half_a_percent_of_milp(self, name: str, kind: str) -> None:
         """All resources at once, and at their exact cost with products, not at a separable bound of it."""
-        self.check(name, everything(network(name), 0.4), kind)
+        self.check(name, same_share(costs_of_network(name), 0.4), kind)
 
     @pytest.mark.parametrize("resource", ["params", "flops"])
     @pytest.mark.parametrize("kind", ["sigmoid", "nearly equal"])
@@ -183,7 +183,7 @@ class TestPrices:
     @pytest.mark.parametrize("share", [0.25, 0.35, 0.5])
     @pytest.mark.parametrize("name", ["ResNet-20", "ResNet-50", "residual with shortcuts 21", "independent 20"])
     def test_within_half_a_percent_of_milp_everywhere(self, name: str, share: float, kind: str) -> None:
-        self.check(name, everything(network(name), share), kind)
+        self.check(name, same_share(costs_of_network(name), share), kind)
 
     def test_fractional_latency_beside_other_resources(self) -> None:
         random = np.random.default_rng(6)
@@ -196,7 +196,7 @@ class TestPrices:
         assert value(selector, importance) >= 0.995 * best
 
     def check(self, name: str, budget: Budget, kind: str) -> None:
-        costs = network(name)
+        costs = costs_of_network(name)
         selector, importance = Selector(costs, budget), importances(kind, costs, np.random.default_rng(2))
         assert selector.solver == "Prices"
         best, _ = milp_range(costs, selector.limits, importance, 1e-3, 10.0)
@@ -245,9 +245,9 @@ class TestLaws:
 
     @pytest.mark.parametrize("name", ["cifar10", "flat", "plain 20", "ResNet-20", "independent 50"])
     def test_more_budget_is_worth_more_on_networks(self, name: str) -> None:
-        costs = network(name)
+        costs = costs_of_network(name)
         importance = importances("sigmoid", costs, np.random.default_rng(3))
-        worth = [value(Selector(costs, everything(costs, s)), importance) for s in (0.2, 0.3, 0.4, 0.6, 0.8, 1.0)]
+        worth = [value(Selector(costs, same_share(costs, s)), importance) for s in (0.2, 0.3, 0.4, 0.6, 0.8, 1.0)]
         assert all(less < more for less, more in itertools.pairwise(worth))
 
     @pytest.mark.parametrize("shape", ["flat", "chain"])
@@ -264,9 +264,9 @@ class TestLaws:
 
     @pytest.mark.parametrize("name", SOLVERS)
     def test_deterministic_and_without_memory(self, name: str) -> None:
-        costs, random = network(name), np.random.default_rng(0)
+        costs, random = costs_of_network(name), np.random.default_rng(0)
         inputs = [importances(kind, costs, random) for kind in KINDS]
-        forward, backward = (Selector(costs, everything(costs, 0.4)) for _ in range(2))
+        forward, backward = (Selector(costs, same_share(costs, 0.4)) for _ in range(2))
         assert forward.solver == SOLVERS[name]
         one = [forward.select(x) for x in inputs]
         two = [backward.select(x) for x in reversed(inputs)][::-1]
@@ -275,7 +275,7 @@ class TestLaws:
 
     @pytest.mark.parametrize("name", SOLVERS)
     def test_share_one_keeps_all_but_negative(self, name: str) -> None:
-        costs = network(name)
+        costs = costs_of_network(name)
         selector = Selector(costs, Budget.of(1.0))
         importance = importances("random", costs, np.random.default_rng(0)) - 0.5
         assert (selector.select(importance) == (importance >= 0)).all()
@@ -283,8 +283,8 @@ class TestLaws:
 
     @pytest.mark.parametrize("name", SOLVERS)
     def test_scale_of_importances_does_not_matter(self, name: str) -> None:
-        costs = network(name)
-        selector = Selector(costs, everything(costs, 0.4))
+        costs = costs_of_network(name)
+        selector = Selector(costs, same_share(costs, 0.4))
         importance = importances("random", costs, np.random.default_rng(0))
         for factor in (2.0**-60, 2.0**60):
             assert (selector.select(factor * importance) == selector.select(importance)).all()
@@ -292,8 +292,8 @@ class TestLaws:
 
     @pytest.mark.parametrize("name", SOLVERS)
     def test_everything_negative_or_zero(self, name: str) -> None:
-        costs = network(name)
-        selector, none = Selector(costs, everything(costs, 0.3)), np.zeros(sum(g.count for g in costs.groups))
+        costs = costs_of_network(name)
+        selector, none = Selector(costs, same_share(costs, 0.3)), np.zeros(sum(g.count for g in costs.groups))
         assert not selector.select(none - 1.0).any()
         assert selector.select(none).any()
 
@@ -357,7 +357,7 @@ class TestReachable:
 
     @pytest.mark.parametrize("name", ["cifar10", "plain 20"])
     def test_bounded(self, name: str) -> None:
-        assert Selector(network(name), Budget.of(0.5)).reachable_masks(1000) == 1000
+        assert Selector(costs_of_network(name), Budget.of(0.5)).reachable_masks(1000) == 1000
 
 
 def one(units: int = 10, first: int = 1, count: int = 3) -> CostModel:

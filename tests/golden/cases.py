@@ -125,11 +125,11 @@ def recipes() -> dict[str, Case]:
 
 def digests(only: str = "") -> dict[str, digesting.Digests]:
     """Of all cases whose names begin with `only`, in this process."""
-    calls: dict[str, Any] = {name: (digesting.run, case) for name, case in recipes().items()}
+    calls: dict[str, Any] = {name: (digesting.digest_of, case) for name, case in recipes().items()}
     calls |= {name: (digesting.gating, *case) for name, case in GATING.items()}
-    calls |= {"old-run/whole": (digesting.run, RESUMED), "old-run/resumed": (digesting.resume, OLD_RUN)}
+    calls |= {"old-run/whole": (digesting.digest_of, RESUMED), "old-run/resumed": (digesting.resume, OLD_RUN)}
     results: dict[str, digesting.Digests] = {}
-    with digesting.plain():
+    with digesting.reproducibly():
         for name, (call, *given) in calls.items():
             if name.startswith(only):
                 try:
@@ -161,7 +161,7 @@ def main() -> int:
             print(done.stdout, end="")
         return done.returncode
     if options.old_run:
-        with digesting.plain():
+        with digesting.reproducibly():
             digesting.interrupt(RESUMED, OLD_RUN, after=2)
         return 0
     document = {"results": RESULTS, "made with": digesting.versions(), "cases": digests(options.only)}

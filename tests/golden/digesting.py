@@ -28,8 +28,8 @@ import pfedgate
 from pfedgate import algorithms, models
 from pfedgate.data import from_arrays
 
-__all__ = ["MODULES", "PINNED", "Case", "Digests", "algorithms", "digest", "gating", "interrupt", "pinned", "plain",
-           "resume", "run", "versions"]  # fmt: skip
+__all__ = ["MODULES", "PINNED", "Case", "Digests", "algorithms", "digest", "digest_of", "gating", "interrupt",
+           "pinned", "reproducibly", "resume", "versions"]  # fmt: skip
 
 Case = dict[str, Any]  # settings of a recipe: "section.key": value
 Digests = dict[str, Any]  # {"server": …, "private": {client: …}, "scores": …}
@@ -57,7 +57,7 @@ def pinned() -> dict[str, str]:
 
 
 @contextmanager
-def plain() -> Iterator[None]:
+def reproducibly() -> Iterator[None]:
     """One thread, oneDNN, NNPACK and MKL's root left out; no warnings (some cases leave a gate little to choose)."""
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def digest(state: Mapping[str, Any]) -> str:
     return running.hexdigest()[:16]
 
 
-def run(case: Case) -> Digests:
+def digest_of(case: Case) -> Digests:
     """Run a recipe."""
     if case["data"] != "digits":  # tokens are made here: no data set that is always there has any
         settings = {name: value for name, value in case.items() if not name.startswith("data")}

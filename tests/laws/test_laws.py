@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.data.scrambling import scrambled
-from tests.laws.world import (
+from tests.support.world import (
     ALGORITHMS,
     MODELS,
     OPTIONS,
     Reordered,
+    check_same,
     example,
     federation,
     go,
-    private_states,
-    same,
+    private_digests,
+    scrambled,
 )
 
 from pfedgate.core.mergers import merge
@@ -46,7 +47,7 @@ SENDS_WHAT_IT_KEEPS = {"mean_reg_mtl"}
 @every
 @both
 def test_order_of_clients_changes_nothing(name: str, model: str) -> None:
-    same(go(example(name, model)), go(example(name, model), Reordered(federation())))
+    check_same(go(example(name, model)), go(example(name, model), Reordered(federation())))
 
 
 @every
@@ -54,7 +55,7 @@ def test_workers_change_nothing(name: str) -> None:
     options = replace(OPTIONS, evaluate_every=3, novel=True, points=("after_broadcast", "after_local"), stack=2)
     here = go(example(name, "plain"), options=options)
     there = go(example(name, "plain"), options=options, exchange=partial(Processes, workers=2))
-    same(here, there)
+    check_same(here, there)
     assert here.result.history == there.result.history
     assert here.result.scores == there.result.scores
     assert here.result.novel == there.result.novel
@@ -65,7 +66,7 @@ def test_workers_change_nothing(name: str) -> None:
 def test_evaluation_changes_nothing(name: str, model: str) -> None:
     on = replace(OPTIONS, evaluate_every=1, novel=True, points=("after_broadcast", "after_local"))
     evaluated = go(example(name, model), options=on)
-    same(evaluated, go(example(name, model)))
+    check_same(evaluated, go(example(name, model)))
     assert all(0 <= record["after_local"]["accuracy"] <= 1 for record in evaluated.result.history)
     assert len(evaluated.result.scores) == 2 * 6
     assert len(evaluated.result.novel) == 2
@@ -80,7 +81,7 @@ def test_global_generators_are_neither_read_nor_changed(name: str) -> None:
     before = torch.get_rng_state()
     second = go(example(name, "norms"), options=replace(OPTIONS, evaluate_every=2))
     assert torch.equal(before, torch.get_rng_state())
-    same(first, second)
+    check_same(first, second)
 
 
 @every
@@ -88,7 +89,7 @@ def test_test_labels_are_never_read_in_training(name: str) -> None:
     options = replace(OPTIONS, evaluate_every=1)
     fed = federation()
     true, other = go(example(name), fed, options), go(example(name), scrambled(fed, "test"), options)
-    same(true, other)
+    check_same(true, other)
     for a, b in zip(true.result.history, other.result.history, strict=True):
         assert a["after_broadcast"]["val_accuracy"] == b["after_broadcast"]["val_accuracy"]
         assert a["after_broadcast"]["loss"] != b["after_broadcast"]["loss"], "the scores did not notice: no test"
@@ -115,10 +116,10 @@ def test_resuming_changes_nothing(name: str, at: int, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         run(example(name), federation(), options, folder=tmp_path / "cut", exchange=Stops)
     again = go(example(name), options=options, folder=tmp_path / "cut", resume=True)
-    same(whole, again)
+    check_same(whole, again)
     for file in ("metrics.jsonl", "participation.jsonl", "clients.csv"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    assert private_states(tmp_path / "cut") == private_states(tmp_path / "whole")
+    assert private_digests(tmp_path / "cut") == private_digests(tmp_path / "whole")
 
 
 @every
@@ -135,7 +136,7 @@ def test_nothing_private_is_on_the_wire(name: str, model: str) -> None:
     options = replace(OPTIONS, rounds=2)
     done = go(algorithm, fed, options, exchange=partial(Serialised, tap=tap))
     counted = go(algorithm, fed, options)
-    same(done, counted)  # sizes are those of the real messages, too
+    check_same(done, counted)  # sizes are those of the real messages, too
     assert messages
     if name in SENDS_WHAT_IT_KEEPS:
         return
@@ -165,25 +166,18 @@ def test_private_state_of_unsampled_clients_is_untouched(name: str, tmp_path: Pa
 
     def look(event: dict[str, Any]) -> None:
         if event["event"] == "round":
-            seen.append(private_states(tmp_path))
+            seen.append(private_digests(tmp_path))
 
     run(example(name), federation(), options, folder=tmp_path, callbacks=[look])
-    rounds = _sampled(tmp_path)
+    rounds: list[set[str]] = [set() for _ in seen]
+    for line in (tmp_path / "participation.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        rounds[entry["round"] - 1].add(entry["client"])
     for now in range(1, len(seen)):
         for client in seen[now - 1]:
             if client not in rounds[now]:
                 assert seen[now][client] == seen[now - 1][client]
         assert set(seen[now]) <= set().union(*rounds[: now + 1])
-
-
-def _sampled(folder: Path) -> list[set[str]]:
-    import json
-
-    rounds: dict[int, set[str]] = {}
-    for line in (folder / "participation.jsonl").read_text().splitlines():
-        told = json.loads(line)
-        rounds.setdefault(told["round"], set()).add(told["client"])
-    return [rounds[key] for key in sorted(rounds)]
 
 
 @every
@@ -219,7 +213,7 @@ def test_methods_are_pure(name: str, model: str) -> None:
 def test_a_novel_client_leaves_server_and_clients_alone(name: str) -> None:
     without = go(example(name))
     with_novel = go(example(name), options=replace(OPTIONS, novel=True))
-    same(without, with_novel)
+    check_same(without, with_novel)
     assert {score.client for score in with_novel.result.novel} == set(federation().novel)
     assert not set(with_novel.private) & set(federation().novel)
 
@@ -230,7 +224,7 @@ def test_stacked_clients_agree_with_one_by_one(name: str) -> None:
     if not algorithm.stacks:
         assert type(algorithm).train_many is not None
         pytest.skip(f"{name} trains clients one by one")
-    one, many = go(algorithm, options=replace(OPTIONS, stack=0)), go(algorithm, options=replace(OPTIONS, stack=3))
+    one, many = (go(algorithm, options=replace(OPTIONS, stack=stack)) for stack in (0, 3))
     for tensor, value in one.result.server.items():
         assert torch.allclose(value, many.result.server[tensor], atol=1e-5)
     assert set(one.private) == set(many.private)

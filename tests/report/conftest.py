@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.report.browser import Browser, find
+from tests.support.browser import Browser, find
+from tests.support.runs import SMALL
 
-from pfedgate import experiment
-
-SMALL: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 8, "samples": 500},
-    "train": {"rounds": 4},
-    "evaluate": {"every": 2},
-    "run": {"workers": 1},
-}
-
-
-def cut(run: Path, to: Path, rounds: int) -> Path:
-    """A copy of a run as it was after so many rounds."""
-    shutil.copytree(run, to)
-    for name in ("summary.json", "clients.csv"):
-        (to / name).unlink()
-    lines = (to / "metrics.jsonl").read_text().splitlines()[:rounds]
-    (to / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
-    return to
+from pfedgate import experiment, report
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +20,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clients = {"budget": budget, "novel": 0.25}
         experiment.run(SMALL, algorithm=name, clients=clients, out=folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def content(runs: Path) -> dict:
+    """What a report of the first two runs says; a test that changes it copies it before."""
+    return report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
 
 
 @pytest.fixture(scope="session")

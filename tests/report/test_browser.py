@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Browser, centre, find
+from tests.support.browser import Browser, centre, find
 
 from pfedgate import report
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.report.conftest import SMALL, cut
+from tests.support.runs import SMALL, cut
 
 from pfedgate import experiment
 from pfedgate.report import gather, open_runs, tables

@@ -13,15 +13,9 @@ from typing import Any
 import pytest
 import vl_convert
 
-from pfedgate import report
 from pfedgate.core.drawing import DASHES, VEGA_LITE, config, save
 from pfedgate.report import cards, charts
 from pfedgate.report.cards import draw_all, figures, still
-
-
-@pytest.fixture(scope="module")
-def content(runs: Path) -> dict:
-    return report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
 
 
 def specs(content: dict) -> Iterator[tuple[str, dict]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.report.conftest import SMALL
+from tests.support.runs import SMALL
 
 from pfedgate import experiment
 from pfedgate.report.gate_facts import gates_of, partition_of, tree

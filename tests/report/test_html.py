@@ -16,11 +16,6 @@ from pfedgate.cli import app
 from pfedgate.report import html
 
 
-@pytest.fixture(scope="module")
-def content(runs: Path) -> dict:
-    return report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
-
-
 def test_nothing_comes_from_elsewhere(content: dict) -> None:
     page = html.render(content)
     assert len(page) < html.LARGEST

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.browser import Browser, centre, find
+from tests.support.browser import Browser, centre, find
 
 from pfedgate import report
 from pfedgate.report import html, tables
@@ -58,7 +58,7 @@ def test_long_names_leave_room_for_numbers(browser: Browser, wide: dict[str, Any
     assert number["right"] <= 390
 
 
-def many(content: dict[str, Any], count: int = 50) -> dict[str, Any]:
+def many_clients(content: dict[str, Any], count: int = 50) -> dict[str, Any]:
     """Two runs with so many clients; twenty of the baseline's have the lowest accuracy."""
     ours, base = content["runs"]
     names = [f"f{4000 + at}_{at}" for at in range(count)]
@@ -71,7 +71,7 @@ def many(content: dict[str, Any], count: int = 50) -> dict[str, Any]:
 def test_names_of_many_clients_do_not_run_together(
     browser: Browser, content: dict[str, Any], tmp_path: Path, width: int
 ) -> None:
-    browser.open(html.write(many(content), tmp_path / "r.html"), width=width)
+    browser.open(html.write(many_clients(content), tmp_path / "r.html"), width=width)
     boxes = browser.run(
         """[...document.querySelectorAll('[data-chart=clients-difference] .role-axis-label text')]
         .filter((t) => t.textContent.startsWith('f4') && t.getAttribute('opacity') !== '0')
@@ -105,7 +105,7 @@ def test_a_tooltip_stays_when_the_finger_lifts(browser: Browser, content: dict[s
 
 
 def test_arrows_move_the_tooltip(browser: Browser, content: dict[str, Any], tmp_path: Path) -> None:
-    browser.open(html.write(many(content), tmp_path / "r.html"))
+    browser.open(html.write(many_clients(content), tmp_path / "r.html"))
     heard = "document.getElementById('tip').textContent"
     for chart, least in (("accuracy-rounds", 2), ("clients-difference", 40)):
         area = f"document.querySelector('[data-chart={chart}] .plot')"

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Browser, centre, find
-from tests.report.conftest import SMALL, cut
+from tests.support.browser import Browser, centre, find
+from tests.support.runs import SMALL, cut
 
 from pfedgate import experiment, report
 from pfedgate.report import html

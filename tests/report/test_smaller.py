@@ -8,17 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.report.browser import Browser, find
+from tests.support.browser import Browser, find
 
-from pfedgate import report
 from pfedgate.report import content as facts
 from pfedgate.report import html, tables
 from pfedgate.report.html import STEPS
-
-
-@pytest.fixture(scope="module")
-def content(runs: Path) -> dict:
-    return report.gather(report.open_runs([runs / "pfedgate", runs / "fedavg"]))
 
 
 def many(content: dict, runs: int, clients: int, rounds: int) -> dict:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.support.studies import RECIPES, made_up
 
 from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
 from pfedgate.studies import paper
 from pfedgate.studies.cells import Cell, version_of
-from pfedgate.studies.declare import SMALL, TINY, Number, columns_of, scale_of
+from pfedgate.studies.declare import SMALL, TINY, columns_of, scale_of
 from pfedgate.studies.outcome import Place
 from pfedgate.studies.sweep import Campaign, _repeats, repeated, share
-
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def campaign(scale: str = "tiny") -> Campaign:
@@ -113,37 +111,20 @@ def test_machines_share_out_all_cells_once() -> None:
         share(places, "nothing")
 
 
-class Scores:
-    """Outcomes with made-up accuracies, the same on validation and test data."""
-
-    def __init__(self, scores: dict[str, float]) -> None:
-        self.scores, self.study = scores, paper.get("table1")
-
-    def rows(self, column: str) -> list[str]:
-        return list(self.scores)
-
-    def validation(self, row: str, column: str) -> float:
-        return self.scores[row]
-
-    def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
-        return {0: self.scores[row]}
-
-
 def test_the_best_on_validation_are_repeated() -> None:
     study = paper.get("table1")
     scores = {row.name: (0.9 if row.method == "pfedgate" else 0.5) - at / 1000 for at, row in enumerate(study.rows)}
-    known: Any = Scores(scores)
-    chosen = repeated(study, known, "x", 5)
-    gates = [name for name in chosen if name.startswith("pFedGate")]
-    assert len(gates) == 3  # and not five: the best baselines need a deviation as well
-    assert chosen[:3] == sorted((n for n in scores if n.startswith("pFedGate")), key=lambda n: -scores[n])[:3]
-    assert set(chosen[3:]) == {"Local", "FedAvg"}
-    assert paper.STILL.name not in repeated(study, Scores(scores | {paper.STILL.name: 1.0}), "x", 5)  # type: ignore[arg-type]
-    scores["FedAvg"] = 0.0
-    assert repeated(study, known, "x", 5)[-1] == "FedAvg"  # always
-    assert repeated(study, known, "x", None) == [row.name for row in study.rows]
-    some: Any = Scores({"Local": 1.0})
-    assert repeated(study, some, "x", 5) == []  # not before all are there
+
+    def best(scores: dict[str, float], count: int | None = 5) -> list[str]:
+        return repeated(study, made_up(study, {row: {0: (s, s)} for row, s in scores.items()}), "data", count)
+
+    gates = sorted((name for name in scores if name.startswith("pFedGate")), key=lambda name: -scores[name])
+    assert best(scores)[:3] == gates[:3]  # and not five: the best baselines need a deviation as well
+    assert set(best(scores)[3:]) == {"Local", "FedAvg"}
+    assert paper.STILL.name not in best(scores | {paper.STILL.name: 1.0})
+    assert best(scores | {"FedAvg": 0.0})[-1] == "FedAvg"  # always
+    assert best(scores, None) == [row.name for row in study.rows]
+    assert best({"Local": 1.0}) == []  # not before all are there
 
 
 def test_a_seed_that_is_there_stays_when_its_row_is_no_longer_repeated(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """Claims of a study: which rows are compared, and on which seeds."""
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.studies import Scores, made_up
 
 from pfedgate.studies.declare import ACC, FIRST_SEED, Claim, Row, Study
 from pfedgate.studies.outcome import Outcomes, claims, close
@@ -14,19 +13,13 @@ from pfedgate.studies.sweep import repeated
 GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
 
 
-def outcomes(scores: dict[str, dict[int, tuple[float, float]]], **claim: Any) -> Outcomes:
+def outcomes(scores: Scores, **claim: Any) -> Outcomes:
     """Rows with accuracies on (validation, test) data, by seed."""
     rows = tuple(Row(name, "pfedgate" if name in GATES else "fedavg") for name in scores)
-    result = Outcomes(Study("t", "T", rows, claims=(Claim("ours minus theirs", GATES, **claim),)))
-    for name, seeds in scores.items():
-        for seed, (val, test) in seeds.items():
-            run: Any = SimpleNamespace(path=Path(f"{name}-{seed}"))
-            result.runs[name, "data", seed] = run
-            result._read[run.path] = {"val": val, ACC.key: test}
-    return result
+    return made_up(Study("t", "T", rows, claims=(Claim("ours minus theirs", GATES, **claim),)), scores)
 
 
-def first(*scores: tuple[float, float], **claim: Any) -> Outcomes:
+def one_seed(*scores: tuple[float, float], **claim: Any) -> Outcomes:
     """The two gates, weak and strong, with one seed each."""
     rows = dict(zip((*GATES, *OTHERS), scores, strict=True))
     return outcomes({name: {0: score} for name, score in rows.items()}, **claim)
@@ -35,7 +28,7 @@ def first(*scores: tuple[float, float], **claim: Any) -> Outcomes:
 THREE = {"gate a": [0.6, 0.7, 0.8], "gate b": [0.5, 0.5, 0.5], "strong": [0.5, 0.7, 0.6]}
 CASES = {
     "ours is chosen on validation, the opponent on test": (
-        first((0.7, 0.6), (0.6, 0.9), (0.9, 0.3), (0.0, 0.5), aim=11), 1, 10,
+        one_seed((0.7, 0.6), (0.6, 0.9), (0.9, 0.3), (0.0, 0.5), aim=11), 1, 10,
     ),
     # Seeds 1 and 2 are easy: a mean over all of them would make "weak" the best opponent and "gate b" the best gate.
     "rows are compared on the seeds they share": (
@@ -73,7 +66,7 @@ def test_no_verdict_before_every_row_is_there() -> None:
 )
 def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, close_by: bool) -> None:
     """On either side: a narrow success as much as a narrow miss."""
-    result = first((0.9, ours), (0.1, 0.1), (0.2, 0.2), (0.3, 0.5), chance=chance)
+    result = one_seed((0.9, ours), (0.1, 0.1), (0.2, 0.2), (0.3, 0.5), chance=chance)
     assert close(result, "data") == (["gate a", "strong"] if close_by else [])
     assert set(repeated(result.study, result, "data", 0)) == {"weak", "strong"} | ({"gate a"} if close_by else set())
 
@@ -81,7 +74,7 @@ def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, close
 @pytest.mark.parametrize(("weak", "rival"), [(0.498, True), (0.493, False)])
 def test_so_is_every_opponent_that_may_be_the_hardest(weak: float, rival: bool) -> None:
     """Who is a point behind the hardest one will not decide, even if it is within a point of ours."""
-    assert close(first((0.9, 0.5), (0, 0), (0, weak), (0, 0.505)), "data") == ["gate a", *["weak"] * rival, "strong"]
+    assert close(one_seed((0.9, 0.5), (0, 0), (0, weak), (0, 0.505)), "data") == ["gate a", *["weak"] * rival, "strong"]
 
 
 def test_the_first_seed_is_what_all_rows_have() -> None:

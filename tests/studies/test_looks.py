@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.studies import page_data
 
 from pfedgate.core.version import RESULTS
 from pfedgate.runs import folder as runfolder
@@ -32,27 +32,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bare(finished: Path, tmp_path: Path) -> Path:
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+@pytest.fixture
+def bare(copied: Path) -> Path:
     """The same as git would keep them: without the states of models."""
-    shutil.copytree(finished, tmp_path / "out")
-    for path in (tmp_path / "out/tiny/cells").iterdir():
-        forget(path)
-    return tmp_path / "out"
+    for cell in (copied / "tiny/cells").iterdir():
+        (cell / "checkpoint.safetensors").unlink()
+        shutil.rmtree(cell / "private")
+    return copied
 
 
-def forget(folder: Path, *looks: str) -> None:
-    (folder / "checkpoint.safetensors").unlink()
-    shutil.rmtree(folder / "private")
-    for name in looks:
-        (folder / f"look-{name}.json").unlink()
-
-
-def told(out: Path, name: str = TREES) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "tiny/results" / f"{name}.json").read_text())
-    return found
-
-
-def first(out: Path, *, any_version: bool = False) -> tuple[Campaign, Cell]:
+def first_cell(out: Path, *, any_version: bool = False) -> tuple[Campaign, Cell]:
     campaign = Campaign(TINY, out / "tiny", over=SHORT, any_version=any_version)
     return campaign, campaign.places(paper.get(TREES))[0].cell
 
@@ -67,13 +60,13 @@ def watching() -> tuple[list[str], Any]:
 
 
 def test_pages_need_no_state(bare: Path) -> None:
-    before = {name: told(bare, name)["rows"] for name in (TREES, "table10")}
+    before = {name: page_data(bare / "tiny/results", name)["rows"] for name in (TREES, "table10")}
     old = (bare / "tiny/results" / f"{TREES}.svg").read_bytes()
     shutil.rmtree(bare / "tiny/results")
     ran, watch = watching()
     reproduce([TREES, "table10"], scale="tiny", out=bare, over=SHORT, watch=watch)
     assert ran == []
-    assert {name: told(bare, name)["rows"] for name in before} == before
+    assert {name: page_data(bare / "tiny/results", name)["rows"] for name in before} == before
     assert (bare / "tiny/results" / f"{TREES}.svg").read_bytes() == old
 
 
@@ -90,7 +83,7 @@ def test_every_gated_cell_is_looked_at_when_it_ends(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_cannot_be_looked_at_is_run_anew(bare: Path) -> None:
-    campaign, cell = first(bare)
+    campaign, cell = first_cell(bare)
     folder = cell.folder(campaign.root)
     (folder / "look-tree.json").unlink()
     (folder / "left.txt").touch()
@@ -100,25 +93,24 @@ def test_a_cell_that_cannot_be_looked_at_is_run_anew(bare: Path) -> None:
     ran, watch = watching()
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, watch=watch)
     assert ran == [places[0].label]
-    assert not told(bare)["missing"]
+    assert not page_data(bare / "tiny/results", TREES)["missing"]
     assert not (folder / "left.txt").exists()
     assert cells.usable(folder, ["global"])  # there is a state again
 
 
-def test_a_state_that_is_there_is_enough(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "out")
-    campaign, cell = first(tmp_path / "out")
+def test_a_state_that_is_there_is_enough(copied: Path) -> None:
+    campaign, cell = first_cell(copied)
     folder = cell.folder(campaign.root)
     before, metrics = (folder / "look-tree.json").read_text(), (folder / "metrics.jsonl").stat().st_mtime_ns
     (folder / "look-tree.json").unlink()
     assert estimate_of(campaign.places(paper.get(TREES)), campaign).cells == 0
-    reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT)
+    reproduce([TREES], scale="tiny", out=copied, over=SHORT)
     assert (folder / "look-tree.json").read_text() == before
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == metrics  # looked, not run
 
 
 def test_another_version_counts_if_it_was_looked_at(bare: Path) -> None:
-    campaign, cell = first(bare, any_version=True)
+    campaign, cell = first_cell(bare, any_version=True)
     own = cell.folder(campaign.root)
     stem = own.name.removesuffix(f"v{RESULTS}")
     looked, newer = own.with_name(f"{stem}00000000"), own.with_name(f"{stem}11111111")
@@ -131,26 +123,25 @@ def test_another_version_counts_if_it_was_looked_at(bare: Path) -> None:
     shutil.rmtree(looked)
     assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == own  # to be run
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_version=True)
-    assert not told(bare)["missing"]
+    assert not page_data(bare / "tiny/results", TREES)["missing"]
     assert (newer / "summary.json").exists()  # what other code made is never cleared
 
 
-def test_a_state_that_only_another_version_can_read_is_no_error(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "out")
-    campaign, cell = first(tmp_path / "out", any_version=True)
+def test_a_state_that_only_another_version_can_read_is_no_error(copied: Path) -> None:
+    campaign, cell = first_cell(copied, any_version=True)
     own = cell.folder(campaign.root)
     other = own.rename(own.with_name(own.name.removesuffix(f"v{RESULTS}") + "00000000"))
     (other / "look-tree.json").unlink()
     (other / "checkpoint.safetensors").write_bytes(b"of another form")
     assert cell.folder(campaign.root, any_version=True, looks=["tree"]) == other
-    reproduce([TREES], scale="tiny", out=tmp_path / "out", over=SHORT, any_version=True)
+    reproduce([TREES], scale="tiny", out=copied, over=SHORT, any_version=True)
     assert cells.finished(own, ["tree"])
     assert "cannot read its state" in (own / "warnings.json").read_text()
-    assert not told(tmp_path / "out")["missing"]
+    assert not page_data(copied / "tiny/results", TREES)["missing"]
 
 
 def test_a_figure_of_nothing_is_left_out(bare: Path) -> None:
-    campaign, cell = first(bare)
+    campaign, cell = first_cell(bare)
     (cell.folder(campaign.root) / "look-tree.json").write_text('{"tree": null}')
     picture = bare / "tiny/results" / f"{TREES}.png"
     before = picture.read_bytes()
@@ -170,13 +161,13 @@ def test_gates_that_start_at_labels_are_shown_beside_others() -> None:
 
 
 def test_a_page_says_which_version_a_row_is_of(bare: Path) -> None:
-    campaign, cell = first(bare)
+    campaign, cell = first_cell(bare)
     own = cell.folder(campaign.root)
-    assert "--any-version" not in told(bare)["command"]
+    assert "--any-version" not in page_data(bare / "tiny/results", TREES)["command"]
     assert "| version |" not in (bare / "tiny/results" / f"{TREES}.md").read_text()
     own.rename(own.with_name(own.name.removesuffix(f"v{RESULTS}") + "00000000"))
     reproduce([TREES], scale="tiny", out=bare, over=SHORT, any_version=True)
-    content, text = told(bare), (bare / "tiny/results" / f"{TREES}.md").read_text()
+    content, text = page_data(bare / "tiny/results", TREES), (bare / "tiny/results" / f"{TREES}.md").read_text()
     assert content["command"].endswith("--any-version")
     assert [row["versions"] for row in content["rows"]] == [[0], [RESULTS]]
     lines = [line for line in text.splitlines() if line.startswith("| pFedGate")]

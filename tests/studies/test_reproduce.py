@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.support.cli import call
+from tests.support.studies import RECIPES, page_data
 
 import pfedgate
-from pfedgate.cli import app
 from pfedgate.cli.base import over
 from pfedgate.engine.checkpoint import alone
 from pfedgate.runs import folder as runfolder
@@ -28,18 +27,13 @@ from pfedgate.studies.declare import TINY
 from pfedgate.studies.sweep import Campaign
 
 
-def told(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-    return found
-
-
 @pytest.mark.timeout(1800)
 def test_all_studies_run(tmp_path: Path) -> None:
     """What CI knows of `pfedgate reproduce all`: seconds of work, every file, sensible numbers."""
     written = reproduce(["all"], scale="tiny", out=tmp_path, workers=2)
     results = tmp_path / "tiny" / "results"
     for name in names():
-        study, content = paper.get(name), told(results, name)
+        study, content = paper.get(name), page_data(results, name)
         text = (results / f"{name}.md").read_text()
         assert not content["missing"]
         assert len({(row["row"], row["column"]) for row in content["rows"]}) == len(content["rows"])
@@ -49,13 +43,13 @@ def test_all_studies_run(tmp_path: Path) -> None:
         assert f"`pfedgate reproduce {name} --scale tiny`" in text
         for kind in ("svg", "png"):
             assert (results / f"{name}.{kind}" in written) == bool(study.figure)
-    _check_accuracies(told(results, "table1"))
-    _check_costs(told(results, "table5"), told(results, "table2"))
+    _check_accuracies(page_data(results, "table1"))
+    _check_costs(page_data(results, "table5"), page_data(results, "table2"))
     _check_words(results)
-    novel = told(results, "table8")["rows"][0]["numbers"]
+    novel = page_data(results, "table8")["rows"][0]["numbers"]
     gap = novel["accuracy"]["mean"] - novel["novel"]["mean"]
     assert novel["accuracy-minus-novel"]["mean"] == pytest.approx(gap)
-    assert all(0 < row["numbers"]["global_trained"]["mean"] < 1 for row in told(results, "table10")["rows"])
+    assert all(0 < row["numbers"]["global_trained"]["mean"] < 1 for row in page_data(results, "table10")["rows"])
     again: list[str | None] = []
     reproduce(["all"], scale="tiny", out=tmp_path, workers=1, watch=lambda sweep, label: again.append(label))
     assert set(again) == {""}  # looked, and ran nothing
@@ -63,16 +57,15 @@ def test_all_studies_run(tmp_path: Path) -> None:
 
 def test_pages_of_what_is_there(tmp_path: Path) -> None:
     some = ["reproduce", "table9", "--scale", "tiny", "--out", str(tmp_path), "--workers", "1"]
-    assert CliRunner().invoke(app, [*some, "--cells", "*FedAvg*", "--pages"]).exit_code == 1
-    assert CliRunner().invoke(app, [*some, "--cells", "*FedAvg*"]).exit_code == 0
-    assert CliRunner().invoke(app, [*some, "--pages"]).exit_code == 0
-    content = told(tmp_path / "tiny" / "results", "table9")
-    rows = len(paper.get("table9").rows)
+    call(*some, "--cells", "*FedAvg*", "--pages", code=1)
+    call(*some, "--cells", "*FedAvg*")
+    call(*some, "--pages")
+    content = page_data(tmp_path / "tiny/results", "table9")
+    missing = len(paper.get("table9").rows) - 1
     assert [row["row"] for row in content["rows"]] == ["FedAvg"]
-    assert len(content["missing"]) == rows - 1
-    text = (tmp_path / "tiny" / "results" / "table9.md").read_text()
-    assert f"Not finished: {rows - 1} cells are still missing" in text
-    assert len(list((tmp_path / "tiny" / "cells").iterdir())) == 1
+    assert len(content["missing"]) == missing
+    assert f"Not finished: {missing} cells are still missing" in (tmp_path / "tiny/results/table9.md").read_text()
+    assert len(list((tmp_path / "tiny/cells").iterdir())) == 1
 
 
 def _check_words(results: Path) -> None:
@@ -93,7 +86,7 @@ def _check_words(results: Path) -> None:
 def test_a_page_says_which_data_is_missing(tmp_path: Path) -> None:
     for worlds, left in (((), []), (("femnist",), ["CIFAR-10"])):
         reproduce(["table8"], scale="small", out=tmp_path, results=tmp_path, worlds=worlds, only_pages=True)
-        assert told(tmp_path, "table8")["left_out"] == left
+        assert page_data(tmp_path, "table8")["left_out"] == left
         assert ("- Not run: CIFAR-10\n" in (tmp_path / "table8.md").read_text()) == bool(left)
 
 
@@ -122,19 +115,17 @@ def _check_costs(complexity: dict[str, Any], steps: dict[str, Any]) -> None:
 def test_parts_of_a_study_come_to_the_whole(tmp_path: Path) -> None:
     for part in ("1/2", "2/2"):
         assert reproduce(["table9"], scale="tiny", out=tmp_path / "parts", part=part) == []
-    reproduce(["table9"], scale="tiny", out=tmp_path / "parts", watch=_no_work)
+    ran: list[str | None] = []
+    reproduce(["table9"], scale="tiny", out=tmp_path / "parts", watch=lambda sweep, label: ran.append(label))
+    assert not any(ran)
     reproduce(["table9"], scale="tiny", out=tmp_path / "whole")
-    pages = [told(tmp_path / name / "tiny/results", "table9")["rows"] for name in ("parts", "whole")]
-    assert pages[0] == pages[1]
-
-
-def _no_work(sweep: Sweep, label: str | None) -> None:
-    assert not label
+    parts, whole = (page_data(tmp_path / name / "tiny/results", "table9")["rows"] for name in ("parts", "whole"))
+    assert parts == whole
 
 
 def test_settings_go_over_every_cell_and_are_told(tmp_path: Path) -> None:
     reproduce(["figure-clusters"], scale="tiny", out=tmp_path, over=[{"train": {"rounds": 1}}])
-    content = told(tmp_path / "tiny/results", "figure-clusters")
+    content = page_data(tmp_path / "tiny/results", "figure-clusters")
     assert content["rows"][0]["settings"]["train.rounds"] == 1
     assert content["command"].endswith("--set train.rounds=1")
     run = runfolder.load(next((tmp_path / "tiny/cells").iterdir()))
@@ -168,18 +159,13 @@ def test_trials_of_other_settings_leave_the_documentation_alone(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     asked = ["reproduce", "table9", "--scale", "small", "--pages", "--data", "cifar10"]
-    recipes = str(Path(__file__).parents[2] / "recipes")
-    (tmp_path / "recipes").symlink_to(recipes)
-    for more, wanted in (
-        (["--rounds", "2"], "runs/reproduce/small/results"),
-        (["--set", "train.lr=1"], "runs/reproduce/small/results"),
-        (["--recipes", recipes], "runs/reproduce/small/results"),
-        ([], "docs/results"),
-    ):
+    (tmp_path / "recipes").symlink_to(RECIPES)
+    for more in (["--rounds", "2"], ["--set", "train.lr=1"], ["--recipes", str(RECIPES)]):
+        call(*asked, *more)
+        (tmp_path / "runs/reproduce/small/results/table9.md").unlink()
         assert not (tmp_path / "docs/results").exists()
-        result = CliRunner().invoke(app, [*asked, *more])
-        assert result.exit_code == 0, result.output
-        assert (tmp_path / wanted / "table9.md").exists()
+    call(*asked)
+    assert (tmp_path / "docs/results/table9.md").exists()
 
 
 def fail_or_die(job: cells.Job, tick: object = None) -> float:
@@ -246,7 +232,7 @@ def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
     assert kept
     subprocess.run(command, check=True, **quiet)
     assert all((path / "summary.json").stat().st_mtime_ns == when for path, when in kept.items())
-    assert not told(tmp_path / "tiny/results", "table9")["missing"]
+    assert not page_data(tmp_path / "tiny/results", "table9")["missing"]
     for path in root.iterdir():
         assert [line["round"] for line in runfolder.load(path).metrics] == [1, 2], "two processes at one cell"
 
@@ -254,28 +240,19 @@ def test_kill_9_loses_no_finished_cell(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 def test_all_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    recipes = str(Path(__file__).parents[2] / "recipes")
-    given = ["--scale", "small", "--recipes", recipes, "--out", str(tmp_path), "--workers", "2", "--estimate"]
-    run = CliRunner()
-    everything = run.invoke(app, ["reproduce", "all", *given])
-    assert everything.exit_code == 0, everything.output
-    assert "all at scale small is without table6 and table11" in " ".join(everything.output.split())
-    named = run.invoke(app, ["reproduce", "table6", *given])
-    assert "without" not in named.output
-    assert "18 cells to run" in named.output
+    given = ["--scale", "small", "--recipes", str(RECIPES), "--out", str(tmp_path), "--workers", "2", "--estimate"]
+    everything = call("reproduce", "all", *given)
+    assert "all at scale small is without table6 and table11" in " ".join(everything.split())
+    named = call("reproduce", "table6", *given)
+    assert "without" not in named
+    assert "18 cells to run" in named
 
 
 def test_the_command_lists_asks_and_corrects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    run = CliRunner()
-    listed = run.invoke(app, ["reproduce"]).output
+    listed = call("reproduce")
     assert all(name in listed for name in names())
-    wrong = run.invoke(app, ["reproduce", "tabel1"])
-    assert wrong.exit_code == 1
-    assert "did you mean 'table1'" in wrong.output
-    recipes = str(Path(__file__).parents[2] / "recipes")
-    given = ["reproduce", "figure-gates", "--scale", "paper", "--recipes", recipes, "--out", str(tmp_path)]
-    asked = run.invoke(app, [*given, "--workers", "2"], input="n\n")
-    assert asked.exit_code == 0, asked.output
-    assert "3 cells to run, about" in asked.output
+    assert "did you mean 'table1'" in call("reproduce", "tabel1", code=1)
+    given = ["reproduce", "figure-gates", "--scale", "paper", "--recipes", str(RECIPES), "--out", str(tmp_path)]
+    assert "3 cells to run, about" in call(*given, "--workers", "2", input="n\n")
     assert not list(tmp_path.iterdir())

@@ -55,7 +55,7 @@ def distance(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
     return float((a - b).norm()) / scale if scale else float((a - b).norm())
 
 
-def check_same(sliced: GatedModel, masked: GatedModel, x: Tensor, *, out: float = 1e-5, grad: float = 1e-4) -> None:
+def check_sliced(sliced: GatedModel, masked: GatedModel, x: Tensor, *, out: float = 1e-5, grad: float = 1e-4) -> None:
     results = []
     for gated in (sliced, masked):
         gated.zero_grad()

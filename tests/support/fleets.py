@@ -8,14 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-from torch import Tensor
 
 from pfedgate.config import toml
 from pfedgate.deploy import local, starter
@@ -55,7 +53,7 @@ def write_app(folder: Path, tables: Mapping[str, Any], **deploy: Any) -> Path:
 LIAR = """
 from pathlib import Path
 
-from tests.deploy import lies
+from tests.support import lies
 
 from pfedgate.deploy.flower import client_app
 
@@ -74,7 +72,9 @@ def crooked(folder: Path, tricks: Sequence[str], monkeypatch: pytest.MonkeyPatch
     """From now on fleets start SuperNodes of `crooked`, with these tricks."""
     _tests_importable(monkeypatch)
     script, honest = folder / "supernode", local.program
-    script.write_text(f"#!{sys.executable}\nfrom tests.deploy.crooked import main\n\nmain({list(tricks)})\n")
+    script.write_text(
+        f"#!{sys.executable}\nfrom tests.support.crooked import run_crooked\n\nrun_crooked({list(tricks)})\n"
+    )
     script.chmod(0o700)
     monkeypatch.setattr(local, "program", lambda name: str(script) if name == "flower-supernode" else honest(name))
 
@@ -83,7 +83,7 @@ def _tests_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "src"))))
 
 
-def run(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
+def run_on_fleet(fleet: LocalFleet, app: Path, config: Mapping[str, Any], timeout: float = 300) -> list[str]:
     """The log of a run."""
     said = []
     for line in fleet.run(app, config, timeout=timeout * patience()):
@@ -103,25 +103,9 @@ def processes(folder: Path) -> list[int]:
     return running
 
 
-def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """The same names, and the same bits under each."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
     """An error if it does not come true in time."""
     until = time.monotonic() + seconds * patience()
     while not true():
         assert time.monotonic() < until, f"{what}: not within {seconds * patience():.0f} s"
         time.sleep(0.2)
-
-
-def gates(folder: Path, nodes: int = 3) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Private states of a fleet whose nodes keep them in folder/node-0, …"""
-    from pfedgate.deploy.node import current
-
-    for at in range(nodes):
-        for experiment in sorted((folder / f"node-{at}").glob("*")):
-            store = current(folder / f"node-{at}", experiment.name, f"{at}-of-{nodes}")
-            for client in store.clients():
-                yield client, store.get(client) or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ from torch import nn
 
 from pfedgate import algorithms
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.seeds import generator
 from pfedgate.core.state import digest
 from pfedgate.core.types import Optim, Task
 from pfedgate.data import from_arrays
 from pfedgate.data.federation import Federation
+from pfedgate.data.pool import ArrayPool, Rows
 from pfedgate.engine.server import Options, Result, run
 from pfedgate.engine.store import DiskStore
 from pfedgate.models import build
@@ -42,7 +45,7 @@ class Norms(nn.Sequential):
 MODELS = {"plain": partial(build, "mlp", (FEATURES,), CLASSES, hidden=(16,)), "norms": Norms}
 
 
-def task(model: str = "plain", **options: Any) -> Task:
+def small_task(model: str = "plain", **options: Any) -> Task:
     example = torch.linspace(-1, 1, 4 * FEATURES).view(4, FEATURES)
     return Task(MODELS[model], optim=Optim(lr=0.05, **options), batch=6, example=example)
 
@@ -73,11 +76,23 @@ class Reordered:
         return getattr(self.inner, name)
 
 
+def scrambled(federation: Federation, part: str, seed: int = 0) -> Federation:
+    """A copy with random labels in this part of every client."""
+    assert isinstance(federation.pool, ArrayPool)
+    labels = federation.pool.y(torch.arange(len(federation.pool))).clone()
+    rows = torch.cat([federation.part(client, part).rows for client in federation.ids])
+    stream = generator(seed, "scramble", part)
+    labels[rows] = torch.randint(federation.classes, (len(rows), *labels.shape[1:]), generator=stream)
+    other = copy.copy(federation)
+    other.pool = ArrayPool(federation.pool._x, Rows(labels), image=federation.pool.image)
+    return other
+
+
 OPTIONS = Options(rounds=3, sample=0.5, evaluate_every=0, novel=False, seed=3)
 
 
 def example(name: str, model: str = "plain", **options: Any) -> Algorithm:
-    return algorithms.get(name).example(task(model, **options))
+    return algorithms.get(name).example(small_task(model, **options))
 
 
 @dataclass
@@ -104,13 +119,13 @@ def go(algorithm: Algorithm, fed: Any = None, options: Options = OPTIONS, **how:
     return Outcome(run(algorithm, federation() if fed is None else fed, options, **how))
 
 
-def same(a: Outcome, b: Outcome) -> None:
+def check_same(a: Outcome, b: Outcome) -> None:
     assert a.server == b.server
     assert a.private == b.private
     assert a.training() == b.training()
 
 
-def private_states(folder: Path) -> dict[str, str]:
+def private_digests(folder: Path) -> dict[str, str]:
     """Digests of what a run's folder holds of every client."""
     store = DiskStore(folder / "private", "none")
     return {client: digest(store.get(client) or {}) for client in store.clients()}

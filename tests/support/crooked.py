@@ -1,7 +1,7 @@
 """A SuperNode that misbehaves below the app: whoever runs a node may send the SuperLink whatever he likes.
 
 Everything up to the answer is Flower's own; how the answer to each order to train is sent is a trick of this file.
-`fleets.crooked` makes a fleet start its nodes through `main`; only the one with partition-id 1 is crooked.
+`fleets.crooked` makes a fleet start its nodes through `run_crooked`; only the one with partition-id 1 is crooked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
-from tests.deploy.lies import changed
+from tests.support.lies import altered
 
 from pfedgate.core.types import Update
 from pfedgate.deploy.messages import from_records, to_records
@@ -75,7 +75,7 @@ def _louder(message: Any) -> Any:
         update = arrived.update
         return Update(update.shared, 10 * update.weight, update.metrics)
 
-    return _with(message, to_records(changed(from_records(message.content), ten)))
+    return _with(message, to_records(altered(from_records(message.content), ten)))
 
 
 def honest(post: Post, answer: Any) -> None:
@@ -121,7 +121,7 @@ def no_message(post: Post, answer: Any) -> None:
 TRICKS = {trick.__name__: trick for trick in (honest, again, louder, old, last, half, no_message)}
 
 
-def main(tricks: Sequence[str]) -> None:
+def run_crooked(tricks: Sequence[str]) -> None:
     """Run a SuperNode with these tricks, one for each order to train; honest after the last of them."""
     if any("partition-id=1" in word for word in sys.argv):
         start_client_internal._push_messages = _pusher([TRICKS[name] for name in tricks])

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate.config.recipe import Recipe
-from pfedgate.core.types import State
 from pfedgate.deploy import flower
 from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.messages import Parcel, from_records, to_records
-from pfedgate.deploy.node import Node, current
+from pfedgate.deploy.node import Node
 
 Spoil = Callable[[int, Parcel, Parcel], list[Parcel]]  # (node, order, answer) -> what arrives
 
@@ -106,15 +105,3 @@ def deployed(
     grid.spoil = scene(grid) if scene else spoil
     fleet = Fleet(grid, recipe.deploy, clock=clock, sleep=clock.sleep)
     return flower.serve(grid, recipe, str(folder / "run"), fleet=fleet), grid, clock
-
-
-def private_states(folder: Path, nodes: int = 3) -> dict[str, State]:
-    found: dict[str, State] = {}
-    for experiment_folder in (folder / "state").iterdir():
-        for at in range(nodes):
-            store = current(folder / "state", experiment_folder.name, f"{at}-of-{nodes}")
-            for client in store.clients():
-                kept = store.get(client)
-                assert kept is not None
-                found[client] = kept
-    return found

@@ -29,7 +29,7 @@ def batch(kind: str = "image", n: int = 6, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=rng) * contrast + contrast
 
 
-def make(config: GateConfig | None = None, kind: str = "image", seed: int = 0, **options: Any) -> Gate:
+def make_gate(config: GateConfig | None = None, kind: str = "image", seed: int = 0, **options: Any) -> Gate:
     options = {"model_size": 10**6, "classes": CLASSES, **options}
     rng = torch.Generator().manual_seed(seed)
     gate = Gate(batch(kind), BLOCKS, config, generator=rng, **options)
@@ -38,10 +38,10 @@ def make(config: GateConfig | None = None, kind: str = "image", seed: int = 0, *
     return gate
 
 
-def loss(out: GateOutput) -> Tensor:
+def weighed_loss(out: GateOutput) -> Tensor:
     rng = torch.Generator().manual_seed(7)
     return torch.stack([(t * torch.randn(t.shape, generator=rng)).sum() for t in out if t is not None]).sum()
 
 
-def changed(gate: Gate, before: dict[str, Tensor]) -> set[str]:
+def changed_entries(gate: Gate, before: dict[str, Tensor]) -> set[str]:
     return {name for name, value in gate.state_dict().items() if not torch.equal(value, before[name])}

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedgate import algorithms
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.state import digest
 from pfedgate.core.types import Card, Federation, Local, Optim, Round, State, Task
@@ -72,7 +71,12 @@ def _mlp(dropout: float) -> nn.Module:
     )
 
 
-def _normed() -> nn.Module:
+plain_mlp = partial(_mlp, 0.0)
+dropout_mlp = partial(_mlp, 0.3)
+ALL_LAYERS = ("0", "3", "5")  # of both
+
+
+def normed_mlp() -> nn.Module:
     """BatchNorm inside a Sequential: no name tells."""
     return nn.Sequential(
         nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 8), nn.BatchNorm1d(8),
@@ -80,18 +84,11 @@ def _normed() -> nn.Module:
     )  # fmt: skip
 
 
-def _convolutional() -> nn.Module:
+def small_cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(),
         nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, CLASSES),
     )  # fmt: skip
-
-
-plain_mlp = partial(_mlp, 0.0)
-dropout_mlp = partial(_mlp, 0.3)
-ALL_LAYERS = ("0", "3", "5")  # of both
-normed_mlp = _normed
-small_cnn = _convolutional
 
 
 def task(model: Callable[[], nn.Module] = dropout_mlp, **optim: Any) -> Task:
@@ -133,10 +130,6 @@ def points() -> Toy:
     return Toy(parts)
 
 
-def build(name: str, task: Task, **options: Any) -> Algorithm:
-    return algorithms.build(name, task, **options)
-
-
 def run(algorithm: Algorithm, federation: Federation, rounds: int = 3, **options: Any) -> Result:
     """Clients one after the other: stacked ones agree to 1e-7 only."""
     options = {"evaluate_every": 1, "stack": 0, "device": "cpu", **options}
@@ -154,7 +147,7 @@ def first(algorithm: Algorithm, one: Local) -> tuple[State, State]:
     return got, algorithm.init_client(got, one)
 
 
-def models(algorithm: Algorithm, result: Result, federation: Federation) -> dict[str, str]:
+def personal_digests(algorithm: Algorithm, result: Result, federation: Federation) -> dict[str, str]:
     """Digests of all clients' personal models, as they are without a further look at data."""
     assert result.store is not None
     found = {}

@@ -16,7 +16,7 @@ from pfedgate.engine import wire
 from pfedgate.runs import folder as runfolder
 
 
-def changed(answer: Parcel, change: Any) -> Parcel:
+def altered(answer: Parcel, change: Any) -> Parcel:
     """The answer with every update in it replaced by what `change` makes of it."""
     bodies = []
     for body in answer.bodies:
@@ -92,7 +92,7 @@ LATE = 1  # the round, from 0, whose order a late node answers when that round i
 
 def nonsense() -> None:
     """The node with partition-id 1 sends another kind of nonsense in each round."""
-    _instead(lambda node, order, work: changed(work(), list(GATED_LIES.values())[order.about["round"]["index"]][0]))
+    _instead(lambda node, order, work: altered(work(), list(GATED_LIES.values())[order.about["round"]["index"]][0]))
 
 
 def late() -> None:

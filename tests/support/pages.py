@@ -37,7 +37,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md", "recipes/tuning/README.md")]
 PAGES = [*BESIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
@@ -93,7 +93,7 @@ def elsewhere(folder: Path) -> Iterator[None]:
         os.environ.update(environment)
 
 
-def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """All blocks of a page in order, as a reader would; what they print."""
     monkeypatch.setitem(catalogue.FITTING, "digits", SMALL)
     names: dict[str, object] = {"__name__": page.stem}
@@ -122,10 +122,10 @@ def _run(block: Block, names: dict[str, object]) -> None:
     elif block.language == "sh":
         for line in block.body.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
-                command(words)
+                run_command(words)
 
 
-def command(words: list[str]) -> None:
+def run_command(words: list[str]) -> None:
     """One shell command: ours in this process, which saves seconds each; makefile targets and installs are checked."""
     name, *rest = words
     if name == "pfedgate":

@@ -198,7 +198,7 @@ def one_dimension() -> tuple[nn.Module, Tensor]:
     ), torch.randn(3, 3, 8)  # fmt: skip
 
 
-def residual() -> tuple[nn.Module, Tensor]:
+def residual_blocks() -> tuple[nn.Module, Tensor]:
     """In-place functions, a projection, a difference, and units dropped at random (in training)."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
@@ -243,27 +243,17 @@ def two_results() -> tuple[nn.Module, Tensor]:
 
 
 SMALL: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "grouped": grouped,
-    "depthwise": depthwise,
-    "concatenation": concatenation,
-    "norms": norms,
-    "prelu": prelu,
-    "not_zero": not_zero,
-    "unknown": unknown,
-    "shared": shared,
-    "clash": clash,
-    "tied": tied,
-    "squeeze_excite": squeeze_excite,
+    **{network.__name__: network for network in (
+        grouped, depthwise, concatenation, norms, prelu, not_zero, unknown, shared, clash, tied, squeeze_excite,
+        one_dimension, attention, two_results,
+    )},
+    "residual": residual_blocks,
     "lstm": recurrent,
     "lstm_deep": lambda: recurrent(num_layers=2, bidirectional=True),
     "gru_deep": lambda: recurrent("GRU", num_layers=2, batch_first=False),
     "gru_both_ways": lambda: recurrent("GRU", bidirectional=True),
     "rnn": lambda: recurrent("RNN", bias=False),
-    "one_dimension": one_dimension,
-    "residual": residual,
-    "attention": attention,
-    "two_results": two_results,
-}
+}  # fmt: skip
 # Batches small enough to be quick, large enough for batch norm.
 OURS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     name: (lambda name=name: (models.build(name), models.example(name, batch=3)))
