@@ -25,7 +25,7 @@ from pfedgate.cli import app
 from pfedgate.cli.commands import table
 from pfedgate.config import toml
 from pfedgate.runs import folder as runfolder
-from pfedgate.runs.progress import Pace, Progress
+from pfedgate.runs.progress import Progress, Steps
 
 TINY = [
     "data.clients=4", "model.name=mlp", "model.hidden=[64]", "train.rounds=2", "train.batch=64", "evaluate.every=1",
@@ -302,9 +302,10 @@ def test_progress_shows_rounds_accuracy_and_time_left(terminal: bool) -> None:
 def test_time_left_counts_this_session_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("pfedgate.runs.progress.time.monotonic", lambda: now[0])
-    pace = Pace(10, 20)
-    assert pace.left() is None
+    steps = Steps("a search", "trial", Console(file=io.StringIO()))
+    steps.at(10, 20)
+    assert steps.left() is None
     now[0] += 6
-    pace.done(12)
+    steps.at(12, 20)
     now[0] += 1
-    assert pace.left() == 8 * 3 - 1
+    assert steps.left() == 8 * 3 - 1

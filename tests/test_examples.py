@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.pages import ROOT, SMALL, sections
+from tests.support.pages import ROOT, SMALL, catalogue
 
 EXAMPLES = ROOT / "examples"
 
@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a script in a folder of its own, on little data; all that it prints."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sections.FITTING, "digits", SMALL)
+    monkeypatch.setitem(catalogue.FITTING, "digits", SMALL)
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])

@@ -18,8 +18,7 @@ from pfedgate.core.state import digest, equal
 from pfedgate.core.types import Card, Local, Optim, Round, State, Task
 from pfedgate.models import build, example, names
 from pfedgate.training.fit import Batch, Workspace, evaluate, fit, loop
-from pfedgate.training.steppers import Stepper
-from pfedgate.training.workspace import flops_per_sample
+from pfedgate.training.workspace import Stepper, flops_per_sample
 
 MLP = partial(build, "mlp", (5,), 3, hidden=(7,))
 

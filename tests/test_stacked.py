@@ -48,11 +48,11 @@ def test_given_states_are_not_changed() -> None:
 
 
 def test_which_models_are_stacked() -> None:
-    assert stackable(Task(partial(build, "mlp", (64,), 10)))
-    assert not stackable(Task(partial(build, "mlp", (64,), 10, dropout=0.1)))
-    assert not stackable(Task(Noisy))
-    assert not stackable(Task(partial(build, "cnn_cifar10")))
-    assert not stackable(Task(partial(build, "mlp", (784,), 10, hidden=(200,))))
+    assert stackable(partial(build, "mlp", (64,), 10))
+    assert not stackable(partial(build, "mlp", (64,), 10, dropout=0.1))
+    assert not stackable(Noisy)
+    assert not stackable(partial(build, "cnn_cifar10"))
+    assert not stackable(partial(build, "mlp", (784,), 10, hidden=(200,)))
 
 
 def test_groups_depend_on_the_model_alone() -> None:

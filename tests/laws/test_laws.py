@@ -18,6 +18,7 @@ from tests.support.world import (
     MODELS,
     OPTIONS,
     Reordered,
+    Serialised,
     check_same,
     example,
     federation,
@@ -29,7 +30,7 @@ from tests.support.world import (
 from pfedgate.core.mergers import merge
 from pfedgate.core.state import digest
 from pfedgate.core.types import Card, Round, State
-from pfedgate.engine.endpoint import Endpoint, Serialised
+from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import run
 from pfedgate.engine.store import MemoryStore

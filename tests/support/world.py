@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,12 @@ from pfedgate import algorithms
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.seeds import generator
 from pfedgate.core.state import digest
-from pfedgate.core.types import Optim, Task
+from pfedgate.core.types import Card, Optim, Round, State, Task
 from pfedgate.data import from_arrays
 from pfedgate.data.federation import Federation
 from pfedgate.data.pool import ArrayPool, Rows
+from pfedgate.engine import wire
+from pfedgate.engine.endpoint import Endpoint, Reply, checked, serve_many
 from pfedgate.engine.server import Options, Result, run
 from pfedgate.engine.store import DiskStore
 from pfedgate.models import build
@@ -129,3 +132,24 @@ def private_digests(folder: Path) -> dict[str, str]:
     """Digests of what a run's folder holds of every client."""
     store = DiskStore(folder / "private", "none")
     return {client: digest(store.get(client) or {}) for client in store.clients()}
+
+
+class Serialised(Endpoint):
+    """An exchange whose messages really become bytes; `tap` sees them (client, direction, message)."""
+
+    def __init__(self, *parts: Any, tap: Callable[[str, str, bytes], None]) -> None:
+        super().__init__(*parts)
+        self.tap = tap
+
+    def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
+        for cards in chunks:
+            states = [self.algorithm.send(server, card, round) for card in cards]
+            sent = [wire.pack(state) if state else b"" for state in states]
+            gots = [wire.unpack(message) if message else {} for message in sent]
+            updates = serve_many(self.algorithm, gots, self.store, [self.local(card, round) for card in cards])
+            for card, down, got, update in zip(cards, sent, gots, updates, strict=True):
+                up = wire.encode(update, client=card.id, round=round.index)
+                self.tap(card.id, "down", down)
+                self.tap(card.id, "up", up)
+                arrived = wire.decode(up).update  # an empty State is not sent at all
+                yield checked(self.algorithm, got, Reply(card, arrived, len(down), len(up) if arrived.shared else 0))

@@ -29,7 +29,7 @@ from pfedgate.core.seeds import seeded
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, State, Task, Update
 from pfedgate.training.fit import Batch, Workspace, fit
-from pfedgate.training.steppers import Stepper
+from pfedgate.training.workspace import Stepper
 
 UPDATES = ("round", "batch", "never")
 

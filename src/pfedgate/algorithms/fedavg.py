@@ -30,7 +30,7 @@ class FedAvg(Algorithm):
     @property
     def stacks(self) -> bool:
         """Small models are trained for many clients at once."""
-        return stackable(self.task)
+        return stackable(self.task.model)
 
     def train_many(
         self, gots: Sequence[State], privates: Sequence[State], locals: Sequence[Local]

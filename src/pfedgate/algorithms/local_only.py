@@ -39,7 +39,7 @@ class LocalOnly(PrivateModel):
     @property
     def stacks(self) -> bool:
         """Small models are trained for many clients at once."""
-        return stackable(self.task)
+        return stackable(self.task.model)
 
     def train_many(
         self, gots: Sequence[State], privates: Sequence[State], locals: Sequence[Local]

@@ -34,7 +34,7 @@ from pfedgate.core.seeds import seeded
 from pfedgate.core.state import clone, inside, under
 from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import Batch, Workspace, fit, read
-from pfedgate.training.steppers import Stepper
+from pfedgate.training.workspace import Stepper
 
 ORDERS = ("first", "hf", "exact")
 Quiet = Callable[[], AbstractContextManager[None]]

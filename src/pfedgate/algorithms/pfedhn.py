@@ -30,7 +30,7 @@ from pfedgate.core.seeds import generator, key
 from pfedgate.core.state import flat, inside, shapes, split, to, under, unflat
 from pfedgate.core.types import Card, Local, Optim, Round, State, Task, Update
 from pfedgate.training.fit import Batch, fit, loop
-from pfedgate.training.steppers import Stepper
+from pfedgate.training.workspace import Stepper
 
 HYPER, VECTOR, MOMENTUM, BUFFER, OVER = "hyper/", "vector/", "momentum/", "buffer/", "over"
 

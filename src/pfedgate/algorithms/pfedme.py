@@ -30,7 +30,7 @@ from pfedgate.core.modules import module
 from pfedgate.core.state import inside, pick, under, unflat
 from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import Batch, Fit, Workspace, fit
-from pfedgate.training.steppers import Stepper
+from pfedgate.training.workspace import Stepper
 
 
 @register("pfedme")

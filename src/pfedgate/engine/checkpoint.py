@@ -16,7 +16,7 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from pfedgate.engine.store import DiskStore, pack_file, write_atomically
 
 FORMAT = 1
 LINES = ("metrics.jsonl", "participation.jsonl", "timing.jsonl")
+SUMS = {"training_rounds", "training_bytes_up", "training_bytes_down", "training_flops"}  # in clients.csv, not means
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,20 @@ class Checkpoint:
 def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
     """What must not change when a run is resumed, as text."""
     task = algorithm.task
-    values: dict[str, Any] = {"algorithm": algorithm.name or type(algorithm).__qualname__}
-    values |= {f"algorithm.{name}": value for name, value in algorithm.options().items()}
-    values |= {f"task.{n}": getattr(task, n) for n in ("optim", "schedule", "batch", "epochs", "steps", "drop_last")}
-    values |= {n: getattr(options, n) for n in ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")}
+    texts = {"algorithm": repr(algorithm.name or type(algorithm).__qualname__)}
+    groups: list[tuple[str, Any, Iterable[str]]] = [
+        ("algorithm.", algorithm, algorithm.options()),
+        ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last")),
+        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")),
+    ]
     if task.schedule.name in ("multi_step", "cosine"):
-        values["rounds"] = options.rounds  # the schedule depends on it; a constant one may be continued
-    texts = {name: repr(value) for name, value in values.items()}
-    return {n: t if len(t) < 200 else hashlib.blake2b(t.encode(), digest_size=8).hexdigest() for n, t in texts.items()}
+        groups.append(("", options, ["rounds"]))  # the schedule depends on it; a constant one may be continued
+    for prefix, owner, names in groups:
+        for name in names:
+            text = repr(getattr(owner, name))
+            digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            texts[prefix + name] = text if len(text) < 200 else digest
+    return texts
 
 
 class FolderBusy(RuntimeError):
@@ -137,46 +144,39 @@ class RunFolder:
         store.snapshot(self.private / "best")
         write_atomically(self.path / "best.safetensors", pack_file(server, {"round": str(round)}))
 
-    def best(self) -> tuple[State, int] | None:
-        """The server's State that was best on validation, and its round."""
+    def best_round(self) -> int | None:
+        """The round of the State kept as the best on validation."""
         path = self.path / "best.safetensors"
         if not path.exists():
             return None
         with safe_open(path, "pt") as file:
-            round = int(file.metadata()["round"])
-        return load(path.read_bytes()), round
+            return int(file.metadata()["round"])
 
     def finish(self, summary: Record, scores: Sequence[Scored]) -> None:
         """The last files: every client's scores and costs, and the summary."""
-        costs = self._costs()
-        stats = sorted({name for score in scores for name in score.stats})
-        spent = sorted({name for cost in costs.values() for name in cost})
+        # Of every client that took part: rounds, bytes and FLOPs in all, means of its other numbers.
+        costs: dict[str, Record] = {}
+        with (self.path / "participation.jsonl").open() as lines:
+            for line in map(json.loads, lines):
+                cost = costs.setdefault(line.pop("client"), {"training_rounds": 0})
+                cost["training_rounds"] += 1
+                del line["round"]
+                for name, value in line.items():
+                    if value is not None:
+                        cost[f"training_{name}"] = cost.get(f"training_{name}", 0.0) + value
+        for cost in costs.values():
+            for name in cost.keys() - SUMS:
+                cost[name] /= cost["training_rounds"]
+        stats = sorted(set().union(*(score.stats for score in scores)))
         path = self.path / "clients.csv"
         with path.with_suffix(".new").open("w", newline="") as file:
-            table = csv.writer(file)
             head = ["client", "point", "n_test", "accuracy", "loss", "n_val", "val_accuracy", "val_loss"]
-            table.writerow([*head, *stats, *(f"training_{name}" for name in spent)])
+            table = csv.DictWriter(file, [*head, *stats, *sorted(set().union(*costs.values()))], restval="")
+            table.writeheader()
             for s in scores:
-                values = [s.client, s.point, s.test.n, s.test.accuracy, s.test.loss]
-                values += [s.val.n, s.val.accuracy, s.val.loss, *(s.stats.get(name, "") for name in stats)]
-                table.writerow([*values, *(costs.get(s.client, {}).get(name, "") for name in spent)])
+                numbers = (s.test.n, s.test.accuracy, s.test.loss, s.val.n, s.val.accuracy, s.val.loss)
+                row = dict(zip(head, (s.client, s.point, *numbers), strict=True))
+                table.writerow({**row, **s.stats, **costs.get(s.client, {})})
         os.replace(path.with_suffix(".new"), path)
         summary["seconds"] = sum(json.loads(t)["seconds"] for t in (self.path / LINES[2]).read_text().splitlines())
         write_atomically(self.path / "summary.json", json.dumps(clean(summary), indent=2).encode())
-
-    def _costs(self) -> dict[str, dict[str, float]]:
-        """Of every client that took part: rounds, bytes and FLOPs in all, means of its other numbers."""
-        costs: dict[str, dict[str, float]] = {}
-        with (self.path / "participation.jsonl").open() as file:
-            for line in file:
-                numbers = json.loads(line)
-                cost = costs.setdefault(numbers.pop("client"), {"rounds": 0})
-                cost["rounds"] += 1
-                del numbers["round"]
-                for name, value in numbers.items():
-                    if value is not None:
-                        cost[name] = cost.get(name, 0.0) + value
-        for cost in costs.values():
-            for name in cost.keys() - {"rounds", "bytes_up", "bytes_down", "flops"}:
-                cost[name] /= cost["rounds"]
-        return costs

@@ -1,18 +1,16 @@
 """The client's side: the only code that reads or writes private state, or touches a client's data.
 
     serve(algorithm, got, store, local)        one client's training: its update; its private State is stored
-    Endpoint(algorithm, federation, store)     all clients of a process: train, evaluate, adapt
-    Serialised(...)                            the same, and every message really becomes bytes
+    Endpoint(algorithm, federation, store)     all clients of a process: train, score, adapt
 
 An Endpoint is also the simplest exchange: everything happens here and now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -20,7 +18,7 @@ from torch import nn
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import ClientError
 from pfedgate.core.seeds import seeded
-from pfedgate.core.types import Card, Federation, Local, Part, Round, State, Update
+from pfedgate.core.types import Card, Federation, Local, Round, State, Update
 from pfedgate.engine import wire
 from pfedgate.engine.store import Store
 from pfedgate.training.fit import Score, evaluate
@@ -105,70 +103,35 @@ def serve_many(algorithm: Algorithm, gots: Sequence[State], store: Store, locals
     return updates
 
 
-class _Later:
-    """A part that is looked up when it is needed, because most methods never look at validation data."""
-
-    def __init__(self, federation: Federation, client: str, name: str) -> None:
-        self._source = (federation, client, name)
-
-    @cached_property
-    def _part(self) -> Part:
-        federation, client, name = self._source
-        return federation.part(client, name)
-
-    @property
-    def n(self) -> int:
-        return self._part.n
-
-    @property
-    def x(self) -> torch.Tensor:
-        return self._part.x
-
-    @property
-    def y(self) -> torch.Tensor:
-        return self._part.y
-
-
 class Endpoint:
     """The clients of this process: trained and scored here and now."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        federation: Federation,
-        store: Store,
-        device: torch.device | str = "cpu",
+        self, algorithm: Algorithm, federation: Federation, store: Store, device: torch.device | str = "cpu"
     ) -> None:
         self.algorithm, self.federation, self.store = algorithm, federation, store
         self.device = torch.device(device)
         self._last: tuple[State, nn.Module] | None = None
-        self._measured: tuple[State, int] = ({}, 0)
 
     def local(self, card: Card, round: Round) -> Local:
         """A client's view of its own data: training and validation part, never the test part."""
-        train, val = self.federation.part(card.id, "train"), _Later(self.federation, card.id, "val")
+        train, val = (self.federation.part(card.id, name) for name in ("train", "val"))
         return Local(card, train, val, round, self.device, self.federation.prepare)
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
         """One training round: a reply per card, in order. Cards of one chunk are trained together."""
+        last, down = None, 0
         for cards in chunks:
-            sent = [self._down(card, self.algorithm.send(server, card, round)) for card in cards]
-            gots, locals = [got for got, _ in sent], [self.local(card, round) for card in cards]
-            updates = serve_many(self.algorithm, gots, self.store, locals)
-            for card, (got, down), update in zip(cards, sent, updates, strict=True):
-                arrived, up = self._up(card, update, round)
-                yield checked(self.algorithm, got, Reply(card, arrived, down, up))
-        self._measured = ({}, 0)
-
-    def _down(self, card: Card, state: State) -> tuple[State, int]:
-        """A State on its way to a client, and its bytes."""
-        if self._measured[0] is not state:  # most clients get the very same State: measure it once
-            self._measured = (state, wire.packed_size(state))
-        return self._measured
-
-    def _up(self, card: Card, update: Update, round: Round) -> tuple[Update, int]:
-        """An update on its way to the server, and its bytes."""
-        return update, wire.size(update, client=card.id)
+            sent: list[tuple[State, int]] = []
+            for card in cards:
+                got = self.algorithm.send(server, card, round)
+                if got is not last:  # most clients get the very same State: it is measured once
+                    last, down = got, wire.packed_size(got)
+                sent.append((got, down))
+            locals = [self.local(card, round) for card in cards]
+            updates = serve_many(self.algorithm, [got for got, _ in sent], self.store, locals)
+            for card, (got, size), update in zip(cards, sent, updates, strict=True):
+                yield checked(self.algorithm, got, Reply(card, update, size, wire.size(update, client=card.id)))
 
     def evaluate(
         self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str] = POINTS[:1]
@@ -194,46 +157,15 @@ class Endpoint:
             elif point == NOVEL:
                 private = algorithm.adapt(got, private, local)
             private = algorithm.personalise(got, private, local)
-            model = self._model(got, private, card)
+            # A predictor that depends on `got` alone is shared by all clients who were sent the same.
+            shared = type(algorithm).predictor is Algorithm.predictor
+            if not shared or self._last is None or self._last[0] is not got:
+                self._last = (got, algorithm.predictor(got, private, card).to(self.device))
+            model = self._last[1]
             val = evaluate(algorithm.task, model, local.val, local)
             test = evaluate(algorithm.task, model, self.federation.part(card.id, "test"), local)
         stats: dict[str, float] = getattr(model, "stats", dict)()
         return Scored(card.id, point, test, val, {"bytes_down": float(wire.packed_size(got)), **stats})
 
-    def _model(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's predictor. Where it depends on what was got alone, all who got the same share it."""
-        if type(self.algorithm).predictor is not Algorithm.predictor:
-            return self.algorithm.predictor(got, private, card).to(self.device)
-        if self._last is None or self._last[0] is not got:
-            self._last = (got, self.algorithm.predictor(got, private, card).to(self.device))
-        return self._last[1]
-
     def close(self) -> None:
         """Do nothing: no process was started."""
-
-
-class Serialised(Endpoint):
-    """An `Endpoint` whose messages go through bytes, for checks; `tap` sees them (client, direction, message)."""
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        federation: Federation,
-        store: Store,
-        device: torch.device | str = "cpu",
-        *,
-        tap: Callable[[str, str, bytes], None] = lambda client, way, message: None,
-    ) -> None:
-        super().__init__(algorithm, federation, store, device)
-        self.tap = tap
-
-    def _down(self, card: Card, state: State) -> tuple[State, int]:
-        message = wire.pack(state) if state else b""
-        self.tap(card.id, "down", message)
-        return wire.unpack(message) if message else {}, len(message)
-
-    def _up(self, card: Card, update: Update, round: Round) -> tuple[Update, int]:
-        message = wire.encode(update, client=card.id, round=round.index)
-        self.tap(card.id, "up", message)
-        arrived = wire.decode(message).update
-        return arrived, len(message) if arrived.shared else 0  # an empty State is not sent at all

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,7 @@ from pfedgate.engine import wire
 from pfedgate.engine.endpoint import Endpoint, Reply, Scored
 from pfedgate.engine.metrics import resident_bytes
 from pfedgate.engine.store import DiskStore, Store, pack_file, write_atomically
-from pfedgate.engine.workers import WorkerDied, context, cores, settle
-
-
-@dataclass(frozen=True)
-class Request:
-    """Clients for a worker, and where the State lies that they are sent."""
-
-    state: Path
-    round: Round
-    cards: Sequence[Card]
-    tag: str  # the store's: private states wait for the commit of this name
-    points: Sequence[str] = ()  # where to score; none: train
+from pfedgate.engine.workers import WorkerDied, cores, settle
 
 
 class Processes:
@@ -64,14 +53,18 @@ class Processes:
             raise TypeError("worker processes need a DiskStore: they share private states through files")
         self.store, self.workers, self._serial = store, workers or cores(), 0
         self.resident_bytes = 0  # the most any worker ever held
-        self._folder = Path(tempfile.mkdtemp(prefix="pfedgate-", dir=_memory()))
-        share = getattr(federation, "share", None)
-        if share is not None:
-            share()
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # else the default for temporary files
+        self._folder = Path(tempfile.mkdtemp(prefix="pfedgate-", dir=memory))
+        getattr(federation, "share", lambda: None)()
+        context: Any = multiprocessing.get_context("spawn")
+        if "forkserver" in multiprocessing.get_all_start_methods():
+            # A clean process loads these modules once for all workers.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["pfedgate.engine.processes"])
         self._children: list[Any] = []
         self._pool = ProcessPoolExecutor(
             self.workers,
-            context(["pfedgate.engine.processes"]),
+            context,
             initializer=_begin,
             initargs=(algorithm, federation, str(store.root), str(device)),
         )
@@ -95,19 +88,22 @@ class Processes:
         self._serial += 1
         state = self._folder / f"server-{self._serial}.safetensors"
         write_atomically(state, pack_file(server))
-        requests = (Request(state, round, cards, self.store.tag, points) for cards in chunks)
+        groups = iter(chunks)
         answers: deque[Future[tuple[list[Any], int]]] = deque()
+
+        def submit(count: int) -> None:
+            for cards in itertools.islice(groups, count):
+                answers.append(self._pool.submit(_answer, state, round, cards, points, self.store.tag))
+
         try:
             # A few chunks ahead keep workers busy while we merge; a bound keeps answers from piling up.
-            for request in itertools.islice(requests, 4 * self.workers):
-                answers.append(self._pool.submit(_answer, request))
+            submit(4 * self.workers)
             self._children = multiprocessing.active_children()
             while answers:
                 answer, resident = answers[0].result()
                 answers.popleft()
                 self.resident_bytes = max(self.resident_bytes, resident)
-                for request in itertools.islice(requests, 1):
-                    answers.append(self._pool.submit(_answer, request))
+                submit(1)
                 yield from answer
         except BrokenProcessPool as error:
             ends = {child.exitcode for child in self._children} - {None, 0}
@@ -125,11 +121,6 @@ class Processes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _memory() -> str | None:
-    """A folder in memory, where there is one; else the default for temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
 # -- in a worker
 
 _ENDPOINTS: list[Endpoint] = []  # the worker's only one, put here when it starts
@@ -140,23 +131,24 @@ def _begin(algorithm: Algorithm, federation: Federation, root: str, device: str)
     _ENDPOINTS.append(Endpoint(algorithm, federation, DiskStore(root), device))
 
 
-def _answer(request: Request) -> tuple[list[Any], int]:
-    """What the clients say, and the most memory this process ever held."""
+def _answer(state: Path, round: Round, cards: Sequence[Card], points: Sequence[str], tag: str) -> tuple[list[Any], int]:
+    """Scores at these points, without points trained replies and their messages; and the most memory ever held.
+
+    Private states wait for the commit named `tag`.
+    """
     (endpoint,) = _ENDPOINTS
+    endpoint.store.tag = tag
+    answers: list[Any] = []
     try:
-        return list(_serve(endpoint, load_file(request.state), request)), resident_bytes()
+        server = load_file(state)
+        if points:
+            return list(endpoint.evaluate(server, round, cards, points)), resident_bytes()
+        for reply in endpoint.train(server, round, [cards]):
+            update = reply.update
+            message = wire.encode(update, client=reply.card.id, round=round.index) if update else b""
+            answers.append((replace(reply, update=None), message))
+        return answers, resident_bytes()
     except ClientError:
         raise
     except Exception:  # an error of a class unknown to the parent could not be read there
         raise RuntimeError(traceback.format_exc()) from None
-
-
-def _serve(endpoint: Endpoint, server: State, request: Request) -> Iterator[Scored | tuple[Reply, bytes]]:
-    endpoint.store.tag = request.tag
-    if request.points:
-        yield from endpoint.evaluate(server, request.round, request.cards, request.points)
-        return
-    for reply in endpoint.train(server, request.round, [request.cards]):
-        client, update = reply.card.id, reply.update
-        message = wire.encode(update, client=client, round=request.round.index) if update else b""
-        yield replace(reply, update=None), message

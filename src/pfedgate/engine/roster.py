@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +77,21 @@ class Roster:
         if isinstance(source, Cards):
             cards = getattr(source, group)
             return cls([c.id for c in cards], [c.n_train for c in cards], [c.budget for c in cards])
-        ids = getattr(source, group)
-        return cls(ids, _sizes(source, ids), budgets(_budget(source, group, options.budget), ids, options.seed))
+        ids, given = getattr(source, group), options.budget
+        if isinstance(given, list | tuple):
+            # A list is for the training clients, or for them and the held-out ones after them. Held-out clients
+            # that it does not reach get its values in turn: devices like those seen in training.
+            first = len(source.clients)
+            if group == "clients":
+                given = given[:first] if len(given) == first + len(source.novel) else given
+            else:
+                given = [value for value, _ in zip(itertools.cycle(given[first:] or given), ids, strict=False)]
+        if hasattr(source, "sizes") and hasattr(source, "ids"):  # at once where they are known without reading
+            by_id = dict(zip(source.ids, source.sizes("train").tolist(), strict=True))
+            sizes = [by_id[client] for client in ids]
+        else:
+            sizes = [source.part(client, "train").n for client in ids]
+        return cls(ids, sizes, budgets(given, ids, options.seed))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -100,29 +114,6 @@ class Roster:
         return [self.card(int(able[at])) for at in np.sort(places)]
 
 
-def _budget(federation: Federation, group: str, given: Any) -> Any:
-    """A list of budgets is for the training clients, or for them and the held-out ones after them.
-
-    Held-out clients that it does not reach get its values in turn: devices like those seen in training.
-    """
-    if not isinstance(given, list | tuple):
-        return given
-    first, count = len(federation.clients), len(getattr(federation, group))
-    if group == "clients":
-        return given[:first] if len(given) == first + len(federation.novel) else given
-    rest = given[first:] or given
-    return [rest[at % len(rest)] for at in range(count)]
-
-
-def _sizes(federation: Federation, ids: Sequence[str]) -> Ints:
-    """Training samples of every client; at once where the federation knows them without reading."""
-    sizes, everyone = getattr(federation, "sizes", None), getattr(federation, "ids", None)
-    if sizes is not None and everyone is not None:
-        by_id = dict(zip(everyone, sizes("train").tolist(), strict=True))
-        return np.array([by_id[client] for client in ids], dtype=np.int64)
-    return np.array([federation.part(client, "train").n for client in ids], dtype=np.int64)
-
-
 def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
     """One budget for every id, in their order.
 
@@ -138,24 +129,40 @@ def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
     >>> budgets({"a": 0.3, "default": 1.0}, ["a", "b"])
     [0.3, 1.0]
     """
+    where = "the mapping"
     if isinstance(spec, (int, float)):
-        return [_number(spec)] * len(ids)
+        return [_budget(spec)] * len(ids)
     if isinstance(spec, (str, Path)):
-        return _by_id(_read(Path(spec)), ids, str(spec))
-    if isinstance(spec, Mapping):
+        spec, where = _read(Path(spec)), str(spec)
+    elif isinstance(spec, Mapping):
         if not spec:
             raise ValueError("an empty mapping gives no client a budget")
         if "upload" in spec and set(spec) - {"upload"} <= set(RESOURCES):
             raise ValueError("a cap on the upload is the method's, the same for all clients: set algorithm.upload")
-        if all(name in RESOURCES for name in spec):
-            return [_resources(spec)] * len(ids)
-        shares = _distribution(spec)
-        return _by_id(spec, ids, "the mapping") if shares is None else _draw(shares, ids, seed)
-    if isinstance(spec, Sequence):
+        if set(spec) <= set(RESOURCES):
+            return [_budget(spec)] * len(ids)
+        if (drawn := _drawn(spec, ids, seed)) is not None:
+            return drawn
+    elif isinstance(spec, Sequence):
         if len(spec) != len(ids):
             raise ValueError(f"{len(spec)} budgets for {len(ids)} clients: give one each, or a single number")
-        return [_one(value) for value in spec]
-    raise TypeError(f"a budget is a number, list, mapping or path to a CSV, got {type(spec).__name__}")
+        return [_budget(value) for value in spec]
+    else:
+        raise TypeError(f"a budget is a number, list, mapping or path to a CSV, got {type(spec).__name__}")
+    for client in ids:
+        if client not in spec and "default" not in spec:
+            raise ValueError(f"{where} has no budget for client {client!r} and no 'default'")
+    return [_budget(spec[client] if client in spec else spec["default"]) for client in ids]
+
+
+def _budget(value: Any) -> Budget:
+    """A number, or one for each resource."""
+    if isinstance(value, Mapping):
+        for name in value:
+            if name not in RESOURCES:
+                raise ValueError(unknown("resource", str(name), RESOURCES))
+        return {str(name): _number(bound) for name, bound in value.items()}
+    return _number(value)
 
 
 def _number(value: Any) -> float:
@@ -165,41 +172,19 @@ def _number(value: Any) -> float:
     return number
 
 
-def _resources(spec: Mapping[Any, Any]) -> dict[str, float]:
-    for name in spec:
-        if name not in RESOURCES:
-            raise ValueError(unknown("resource", str(name), RESOURCES))
-    return {str(name): _number(value) for name, value in spec.items()}
-
-
-def _one(value: Any) -> Budget:
-    return _resources(value) if isinstance(value, Mapping) else _number(value)
-
-
-def _distribution(spec: Mapping[Any, Any]) -> dict[float, float] | None:
-    """{budget: share} if this is one: all keys are numbers (TOML has them as text) and shares add up to 1."""
+def _drawn(spec: Mapping[Any, Any], ids: Sequence[str], seed: int) -> list[Budget] | None:
+    """Budgets by a distribution {budget: share}: its keys are numbers (TOML has them as text), shares add up to 1."""
     try:
         shares = {float(value): float(share) for value, share in spec.items()}
     except (TypeError, ValueError):
         return None
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
         return None
-    return shares
-
-
-def _draw(shares: Mapping[float, float], ids: Sequence[str], seed: int) -> list[Budget]:
     # Ranks by a hash of the id: who gets which does not depend on the order of the list.
     ranks = np.argsort(np.argsort([key(seed, "budget", client) for client in ids], kind="stable"))
     edges = np.rint(np.cumsum(list(shares.values())) * len(ids)).astype(int)
     values = [_number(value) for value in shares]
     return [values[int(np.searchsorted(edges, rank, side="right"))] for rank in ranks]
-
-
-def _by_id(spec: Mapping[str, Any], ids: Sequence[str], where: str) -> list[Budget]:
-    for client in ids:
-        if client not in spec and "default" not in spec:
-            raise ValueError(f"{where} has no budget for client {client!r} and no 'default'")
-    return [_one(spec[client] if client in spec else spec["default"]) for client in ids]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -215,8 +200,5 @@ def _read(path: Path) -> dict[str, Any]:
         client = row.pop("id")
         if client in devices:
             raise ValueError(f"{path}: device {client!r} occurs twice")
-        if row.get("budget"):
-            devices[client] = _number(row["budget"])
-        else:
-            devices[client] = _resources({n: v for n, v in row.items() if n != "budget" and v})
+        devices[client] = _budget(row.pop("budget", None) or {name: value for name, value in row.items() if value})
     return devices

@@ -114,7 +114,7 @@ def choose_device(name: str) -> torch.device:
 
 
 class Engine:
-    """One run and its state on disk; `run` makes it."""
+    """One run and its state on disk; `run` makes it. `shared` private states lie where other processes reach them."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class Engine:
         folder: str | Path | None,
         resume: bool,
         callbacks: Sequence[Callback],
-        shared_store: bool = False,
+        shared: bool,
     ) -> None:
         self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
         self.roster = Roster.of(federation, "clients", options)
         self.novel = Roster.of(federation, "novel", options)
         self.folder = None if folder is None else RunFolder(folder, resume=resume)
         self.start: Checkpoint | None = None
-        self.store: Store = TemporaryStore() if shared_store else MemoryStore()
+        self.store: Store = TemporaryStore() if shared else MemoryStore()
         if self.folder is not None:
             self.start = self.folder.load(fingerprint(algorithm, options))
             committed = None if self.start is None else self.start.commit
@@ -161,26 +161,38 @@ class Engine:
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
-        if not scores and history and options.evaluate_every:
-            # Resumed after the last round: scores are not in the checkpoint, so take them again (it changes nothing).
-            scores = self._evaluate(reach, server, self._round(len(history) - 1, history[:-1]), {})
-        return self._finish(reach, server, history, scores)
+        summary = metrics.overall(history)
+        novel: list[Scored] = []
+        if history:
+            round = self._round(len(history) - 1, history[:-1])
+            if not scores and options.evaluate_every:
+                # Resumed after the last round: scores are not in the checkpoint. Taking them again changes nothing.
+                scores = self._evaluate(reach, server, round, {})
+            if options.novel and len(self.novel):
+                novel = list(reach.evaluate(server, round, self.novel, (NOVEL,)))
+                summary["novel"] = metrics.summarise(novel)
+        summary["resident_bytes"] = max(metrics.resident_bytes(), getattr(reach, "resident_bytes", 0))
+        if self.folder is not None:
+            self.folder.finish(summary, [*scores, *novel])
+        self._tell({"event": "end", **summary})
+        return Result(server, history, summary, scores, novel, self.store)
 
     def _round(self, index: int, history: Sequence[Record]) -> Round:
-        scores = [r["after_broadcast"].get("val_accuracy") for r in history if "after_broadcast" in r]
+        scores = (record.get("after_broadcast", {}).get("val_accuracy") for record in history)
         validation = [score for score in scores if score is not None]
         factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
         total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
         return Round(index, self.options.rounds, self.options.seed, factor, total)
 
-    def _chunks(self, cards: Sequence[Card]) -> list[list[Card]]:
+    def _chunks(self, cards: Sequence[Card]) -> Iterator[list[Card]]:
         """Groups trained together. They depend on the cards alone, not on workers or on any order."""
         size = 1
         if self.options.stack and self.algorithm.stacks:
             size = group_size(self.algorithm.task) if self.options.stack == "auto" else int(self.options.stack)
             # Alike sizes together: stacked clients are padded to the largest of their group.
             cards = sorted(cards, key=lambda card: (card.n_train, card.id))
-        return [list(cards[at : at + size]) for at in range(0, len(cards), size)]
+        for at in range(0, len(cards), size):
+            yield list(cards[at : at + size])
 
     def _train(self, reach: Exchange, server: State, round: Round) -> tuple[State, Record, list[Record]]:
         """Draw, send, train, check, add, result: the next State, the round's record, a line for every client."""
@@ -188,25 +200,26 @@ class Engine:
         lines: list[Record] = []
         numbers: list[Mapping[str, float]] = []
         refusals: list[str] = []
+        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
+        record |= {"bytes_up": 0, "bytes_down": 0}
         with seeded(self.options.seed, "merge", round.index):
             merger = self.algorithm.merger(server, round)
             for reply in reach.train(server, round, self._chunks(cards)):  # sends, trains and checks
                 client, update, reason = reply.card.id, reply.update, reply.reason or "no reply"
                 if update is not None:
                     reason = merger.add(reply.card, update) or ""
-                lines.append(
-                    {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
-                )
+                line = {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
+                record["bytes_up"] += reply.up
+                record["bytes_down"] += reply.down
                 if update is None or reason:
                     refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
                 else:
                     numbers.append(update.metrics)
-                    lines[-1].update(update.metrics)
+                    line.update(update.metrics)
+                lines.append(line)
             if not numbers:
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
             server = merger.result()
-        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
-        record |= {way: sum(line[way] for line in lines) for way in ("bytes_up", "bytes_down")}
         record |= {"refused": len(refusals), **metrics.means(numbers)}
         return server, record | ({"refusals": refusals} if refusals else {}), lines
 
@@ -231,23 +244,10 @@ class Engine:
 
     def _keep_best(self, server: State, history: list[Record]) -> None:
         """Keep this State if it is the best on validation so far; repeated after a crash, it changes nothing."""
-        if self.folder is not None and isinstance(self.store, DiskStore) and self.options.keep_best:
-            best = self.folder.best()
-            if metrics.best_round(history) == len(history) != (best and best[1]):
-                self.folder.keep_best(server, self.store, len(history))
-
-    def _finish(self, reach: Exchange, server: State, history: list[Record], scores: list[Scored]) -> Result:
-        summary = metrics.overall(history)
-        novel: list[Scored] = []
-        if self.options.novel and len(self.novel) and history:
-            round = self._round(len(history) - 1, history[:-1])
-            novel = list(reach.evaluate(server, round, self.novel, (NOVEL,)))
-            summary["novel"] = metrics.summarise(novel)
-        summary["resident_bytes"] = max(metrics.resident_bytes(), getattr(reach, "resident_bytes", 0))
-        if self.folder is not None:
-            self.folder.finish(summary, [*scores, *novel])
-        self._tell({"event": "end", **summary})
-        return Result(server, history, summary, scores, novel, self.store)
+        if self.folder is None or not isinstance(self.store, DiskStore) or not self.options.keep_best:
+            return
+        if metrics.best_round(history) == len(history) != self.folder.best_round():
+            self.folder.keep_best(server, self.store, len(history))
 
     def _tell(self, event: Record) -> None:
         for callback in self.callbacks:

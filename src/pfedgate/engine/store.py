@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import weakref
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -39,7 +40,7 @@ class Store(Protocol):
         """Keep a state; it counts once `commit` was called."""
 
     def commit(self) -> None:
-        """Make everything that is pending current."""
+        """Make everything that is pending current. Repeating it after a crash is harmless."""
 
     def clients(self) -> list[str]:
         """Clients that have a state, sorted."""
@@ -58,19 +59,16 @@ class MemoryStore:
         self._states: dict[str, State] = {}
 
     def get(self, client: str) -> State | None:
-        """The state of a client, or None."""
         state = self._states.get(client)
         return None if state is None else dict(state)
 
     def put(self, client: str, state: State) -> None:
-        """Store a copy of the state."""
         self._states[client] = {name: value.detach().clone() for name, value in state.items()}
 
     def commit(self) -> None:
         """Nothing to do: a run without a folder cannot be resumed."""
 
     def clients(self) -> list[str]:
-        """Clients that have a state, sorted."""
         return sorted(self._states)
 
 
@@ -82,12 +80,12 @@ class DiskStore:
         self.tag = _next_tag(None) if tag is None else tag
 
     @classmethod
-    def recover(cls, root: str | Path, committed: str | None, *, sync: bool = False) -> DiskStore:
+    def recover(cls, root: str | Path, committed: str | None) -> DiskStore:
         """Open after a crash: finish the commit with this tag, drop everything else that is pending.
 
         `committed` is None if nothing was ever committed.
         """
-        store = cls(root, committed, sync=sync)
+        store = cls(root, committed)
         if committed is not None:
             store.commit()
         elif store.root.exists():
@@ -96,27 +94,23 @@ class DiskStore:
             shutil.rmtree(path, ignore_errors=True)
         return store
 
-    def _file(self, client: str) -> Path:
+    @staticmethod
+    def _file(client: str) -> str:
         # The shard is a checksum, not Python's hash, which differs from process to process.
-        return Path(f"{zlib.crc32(client.encode()) % SHARDS:02x}", quote(client, safe="") + ".safetensors")
+        return f"{zlib.crc32(client.encode()) % SHARDS:02x}/{quote(client, safe='')}.safetensors"
 
     def get(self, client: str) -> State | None:
-        """The newest state of a client, pending or current."""
         file = self._file(client)
         for folder in (f"pending-{self.tag}", "current"):
-            try:
+            with suppress(FileNotFoundError):
                 return load((self.root / folder / file).read_bytes())
-            except FileNotFoundError:
-                continue
         return None
 
     def put(self, client: str, state: State) -> None:
-        """Write a state as pending."""
         path = self.root / f"pending-{self.tag}" / self._file(client)
         write_atomically(path, pack_file(state), sync=self.sync)
 
     def commit(self) -> None:
-        """Move pending files into place. Repeating it after a crash is harmless."""
         pending, current = self.root / f"pending-{self.tag}", self.root / "current"
         if pending.exists():
             for shard in os.scandir(pending):
@@ -128,7 +122,6 @@ class DiskStore:
         self.tag = _next_tag(self.tag)
 
     def clients(self) -> list[str]:
-        """Clients that have a state, sorted."""
         folders = (self.root / f"pending-{self.tag}", self.root / "current")
         return sorted({unquote(path.stem) for folder in folders for path in folder.glob("*/*.safetensors")})
 

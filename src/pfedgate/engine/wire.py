@@ -1,9 +1,7 @@
 """What travels: bytes without pickle, a versioned header, checked on arrival.
 
-A message is a small frame (magic, version, round, weight, client, numbers) and a safetensors body. A sparse
-update is an ordinary State with two entries, `blocks` (int32 ids) and `values` (float32, or float16 on
-request), see `tiles`; a dense one holds the tensors by name. Sizes are those of real serialisation: a length
-depends on names, shapes and types alone, so it is measured once for each and remembered.
+A message is a small frame (magic, version, round, weight, client, numbers) and a safetensors body. Sizes are those
+of real serialisation: a length depends on names, shapes and types alone, so it is measured once for each.
 
 >>> update = Update({"w": torch.ones(3)}, weight=20.0, metrics={"loss": 0.5})
 >>> message = encode(update, client="anna", round=7)
@@ -23,11 +21,11 @@ from functools import lru_cache
 
 import torch
 from safetensors import SafetensorError
-from safetensors.numpy import save
 from safetensors.torch import load
 
 from pfedgate.core.state import finite, finite_vector, floating
 from pfedgate.core.types import State, Update
+from pfedgate.engine.store import pack_file
 
 MAGIC = b"pfg1"
 VERSION = 1
@@ -55,7 +53,7 @@ def pack(state: State) -> bytes:
     for name, value in state.items():
         if value.dtype in FORBIDDEN:
             raise WireError(f"{name!r} is {value.dtype}: send float32 or float16")
-    return save({name: value.detach().cpu().contiguous().numpy() for name, value in state.items()})
+    return pack_file(state)
 
 
 def unpack(body: bytes) -> State:

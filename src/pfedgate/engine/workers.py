@@ -1,92 +1,55 @@
-"""Worker processes: how they start, how they settle, when they end; for clients of a round and for whole runs.
+"""Worker processes: how they start and end, and independent jobs in them (trials of a search, cells of a study).
+
+    for job, future in completed(work, draw, workers=2):
+        ...                                     future.result(), or the error that the job raised
 
 A worker has one torch thread, leaves Ctrl-C to its parent and ends with it, however the parent ends.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Worker", "WorkerDied", "context", "cores", "settle", "starter", "steady"]
-
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of <malloc.h>
 LARGEST_BLOCK = 32 * 1024 * 1024  # blocks up to here come from the heap; glibc accepts no more
-KEPT = 512 * 1024 * 1024  # so much free memory may stay at the heap's end
+SPARE = 512 * 1024 * 1024  # so much free memory may stay at the heap's end
+LOOK = 1.0  # seconds between two calls of `tick` while workers are busy
 
-Start = Callable[..., "Worker"]
+Job = TypeVar("Job")
+Work = Callable[..., Any]  # (job, tick) in this process, (job) in a worker
 
 
 class WorkerDied(RuntimeError):
     """A worker process ended before it was asked to."""
 
 
-@dataclass(frozen=True, eq=False)
-class Worker:
-    """A process and our end of its pipe."""
-
-    process: Any
-    pipe: Connection
-
-    def hear(self) -> bytes:
-        """What it says next; an error if it is gone."""
-        try:
-            return self.pipe.recv_bytes()
-        except (EOFError, ConnectionError) as error:
-            self.process.join(1)
-            code = self.process.exitcode
-            raise WorkerDied(f"a worker died (exit code {code}): was it killed, or out of memory?") from error
-
-
-def context(preload: Sequence[str]) -> Any:
-    """How this system starts clean processes; a fork server loads the modules `preload` once for all of them."""
-    methods = multiprocessing.get_all_start_methods()
-    ways: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
-        ways.set_forkserver_preload(list(preload))
-    return ways
-
-
-def starter(preload: Sequence[str]) -> Start:
-    """A function `start(target, *args)` that makes workers; each runs `target(pipe, *args)`.
-
-    preload   modules that all of them need: loaded once where the system can fork from a clean process
-    """
-    ways = context(preload)
-
-    def start(target: Callable[..., None], *args: Any) -> Worker:
-        ours, theirs = ways.Pipe()
-        process = ways.Process(target=target, args=(theirs, *args), daemon=True)
-        process.start()
-        theirs.close()
-        return Worker(process, ours)
-
-    return start
-
-
-def settle() -> None:
-    """Prepare a worker: one thread, Ctrl-C left to the parent, an end as soon as the parent is gone."""
+def settle(lifeline: Connection | None = None) -> None:
+    """Prepare a worker: one thread, Ctrl-C left to the parent, an end as soon as the parent or `lifeline` is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    ends: list[Any] = [end for end in (parent and parent.sentinel, lifeline) if end is not None]
+    if ends:
+        threading.Thread(target=_end_with, args=(ends,), daemon=True).start()
     torch.set_num_threads(1)
     steady()
 
 
-def _follow(parent: Any) -> None:
-    parent.join()
+def _end_with(ends: list[Any]) -> None:
+    multiprocessing.connection.wait(ends)  # Nobody writes to a lifeline: only its end wakes this thread.
     os._exit(1)
 
 
@@ -105,16 +68,76 @@ def steady() -> bool:
 
     A batch of a convolutional network frees and asks for the same hundred megabytes again and again. By default
     glibc returns large blocks at once and the kernel clears every page anew: a sixth of a training step. Peak
-    memory is the same.
-
-    Whoever has set glibc's own variables (MALLOC_…, GLIBC_TUNABLES) knows better: then nothing is changed.
+    memory is the same. If glibc's own variables (MALLOC_…, GLIBC_TUNABLES) are set, nothing is changed.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or "GLIBC_TUNABLES" in os.environ:
         return False
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+    if any(name.startswith("MALLOC_") for name in os.environ):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    return bool(mallopt(_MMAP, LARGEST_BLOCK)) and bool(mallopt(_TRIM, KEPT))
+    return bool(mallopt(_MMAP, LARGEST_BLOCK)) and bool(mallopt(_TRIM, SPARE))
+
+
+def completed(
+    work: Work, draw: Callable[[], Job | None], *, workers: int = 1, tick: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Job, Future[Any]]]:
+    """Jobs in the order in which they end, each with its finished future.
+
+    draw   called whenever a worker is free; None: there is nothing to do now. It is asked again when a job has
+           ended, so what is tried next may depend on the results so far
+    tick   called now and then while jobs run, to show their progress
+
+    Jobs and results are pickled; with one worker all jobs run in this process, in order.
+
+    >>> [future.result() for _, future in completed(lambda n, tick: n * n, iter([1, 2, None]).__next__)]
+    [1, 4]
+    """
+    if workers > 1:
+        yield from _in_processes(work, draw, workers, tick)
+        return
+    while (job := draw()) is not None:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(job, tick))
+        except Exception as error:
+            future.set_exception(error)
+        yield job, future
+
+
+def _in_processes(
+    work: Work, draw: Callable[[], Job | None], workers: int, tick: Callable[[], None]
+) -> Iterator[tuple[Job, Future[Any]]]:
+    context = multiprocessing.get_context("spawn")
+    workers_end, our_end = context.Pipe(duplex=False)
+
+    def pool() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=context, initializer=settle, initargs=(workers_end,))
+
+    # A pool that loses a process fails all of its jobs. Pools of one process each lose the one job that was in it.
+    idle = [pool() for _ in range(workers)]
+    busy: dict[Future[Any], tuple[ProcessPoolExecutor, Job]] = {}
+    try:
+        while True:
+            while idle and (job := draw()) is not None:
+                worker = idle.pop()
+                busy[worker.submit(work, job)] = worker, job
+            if not busy:
+                return
+            ended, _ = concurrent.futures.wait(busy, LOOK, FIRST_COMPLETED)
+            for future in ended:
+                worker, job = busy.pop(future)
+                if isinstance(future.exception(), BrokenProcessPool):
+                    worker.shutdown()
+                    worker, future = pool(), Future()
+                    future.set_exception(WorkerDied("its worker process died: was it killed, or out of memory?"))
+                idle.append(worker)
+                yield job, future
+            tick()
+    finally:
+        our_end.close()  # Workers that still have a job, after an error or Ctrl-C, end at once.
+        for worker in [*idle, *(worker for worker, _ in busy.values())]:
+            worker.shutdown(cancel_futures=True)
+        workers_end.close()

@@ -163,24 +163,26 @@ def load_all(path: str | Path) -> list[Run]:
 
 def create(path: str | Path, recipe: Recipe) -> Run:
     """A new run's folder with its recipe; one that holds a run already is left alone."""
-    folder = Path(path)
-    if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
-        raise FileExistsError(
-            f"{folder} already holds a run: `pfedgate resume {folder}` goes on with it; or choose another folder"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _new(path)
     write_atomically(folder / CONFIG, recipe.toml().encode())
     return Run(folder)
 
 
 def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[Run]:
     """A folder for several runs, one below it for each, all with their recipes."""
-    folder = Path(path)
-    if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
-        raise FileExistsError(f"{folder} already holds a run: `pfedgate resume {folder}` goes on; or choose another")
+    folder = _new(path)
     runs = [create(folder / name, recipe) for name, recipe in recipes.items()]
     write_atomically(folder / COMPARISON, json.dumps(list(recipes)).encode())
     return runs
+
+
+def _new(path: str | Path) -> Path:
+    folder = Path(path)
+    if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
+        raise FileExistsError(
+            f"{folder} already holds a run: `pfedgate resume {folder}` goes on with it; or choose another folder"
+        )
+    return folder
 
 
 def extend(run: Run, rounds: int) -> None:

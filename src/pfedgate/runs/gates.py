@@ -56,21 +56,14 @@ def has_gates(algorithm: Algorithm) -> bool:
 
 
 def look(
-    algorithm: Algorithm,
-    federation: Federation,
-    server: State,
-    store: Store,
-    options: Options,
-    done: int,
-    *,
-    limit: int = MOST_CLIENTS,
+    algorithm: Algorithm, federation: Federation, server: State, store: Store, options: Options, done: int
 ) -> Iterator[Seen]:
-    """The decisions of up to `limit` clients after so many rounds; clients that never trained have none."""
+    """The decisions of the first clients after so many rounds; clients that never trained have none."""
     if not has_gates(algorithm):
         return
     endpoint = Endpoint(algorithm, federation, store)
     round = Round(max(0, done - 1), options.rounds, options.seed)
-    for card in islice(Roster.of(federation, "clients", options), limit):
+    for card in islice(Roster.of(federation, "clients", options), MOST_CLIENTS):
         private = store.get(card.id)
         if not private:
             continue
@@ -107,65 +100,53 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
     """Per layer the quantiles and a histogram of M and G over clients and blocks; per client the kept blocks."""
     weights, importance = (np.stack([getattr(s, name) for s in seen]) for name in ("weights", "importance"))
     places = {"all blocks": list(range(weights.shape[1])), **layers_of(seen[0].blocks)}
-    layers = {
-        name: {"M": _spread(weights[:, at], 2.0), "G": _spread(importance[:, at], 1.0)} for name, at in places.items()
-    }
+    layers: dict[str, dict[str, Any]] = {}
+    for name, at in places.items():
+        layers[name] = {}
+        for symbol, values, top in (("M", weights[:, at], 2.0), ("G", importance[:, at], 1.0)):
+            quantiles = [round(float(q), 4) for q in np.quantile(values, QUANTILES)]
+            counts, _ = np.histogram(np.clip(values, 0, top), BINS, (0.0, top))
+            layers[name][symbol] = {"quantiles": quantiles, "histogram": counts.tolist(), "top": top}
     bits = {s.client: "".join("01"[int(bit)] for bit in s.kept) for s in seen}
     return {"layers": layers, "kept": bits, "blocks": list(seen[0].blocks)}
 
 
-def _spread(values: Floats, top: float) -> dict[str, Any]:
-    counts, _ = np.histogram(np.clip(values, 0, top), BINS, (0.0, top))
-    return {
-        "quantiles": [round(float(q), 4) for q in np.quantile(values, QUANTILES)],
-        "histogram": counts.tolist(),
-        "top": top,
-    }
-
-
+@dataclass(frozen=True)
 class GateLog:
     """A callback that adds a line to gates.jsonl whenever models were evaluated and the round is on disk."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, options: Options, folder: str | Path) -> None:
-        self.algorithm, self.federation, self.options = algorithm, federation, options
-        self.folder = Path(folder)
+    algorithm: Algorithm
+    federation: Federation
+    options: Options
+    folder: Path
 
     @classmethod
     def wanted(cls, algorithm: Algorithm, federation: Federation, options: Options, folder: Any) -> list[GateLog]:
         """One of these if the run has a folder and gates; else none. Of many clients it looks at the first ones."""
         if folder is None or not has_gates(algorithm):
             return []
-        return [cls(algorithm, federation, options, folder)]
+        return [cls(algorithm, federation, options, Path(folder))]
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Hear of a start or a round."""
-        if event["event"] == "start":
-            self._cut(int(event["round"]))
-        elif event["event"] == "round" and "after_broadcast" in event:
-            self._note(int(event["round"]))
-
-    def _cut(self, done: int) -> None:
-        """Forget what lies after the checkpoint a run goes on from: it will come again."""
-        path = self.folder / FILE
-        if path.exists():
+        path, checkpoint = self.folder / FILE, self.folder / "checkpoint.safetensors"
+        if event["event"] == "start" and path.exists():
+            # Rounds after the checkpoint that a run goes on from will come again.
             whole = path.read_text().split("\n")[:-1]  # a last line without an end was cut short by a crash
-            valid = [line for line in whole if json.loads(line)["round"] <= done]
-            write_atomically(path, "".join(line + "\n" for line in valid).encode())
-
-    def _note(self, done: int) -> None:
-        checkpoint = self.folder / "checkpoint.safetensors"
-        if not checkpoint.exists():
+            valid = [line + "\n" for line in whole if json.loads(line)["round"] <= int(event["round"])]
+            write_atomically(path, "".join(valid).encode())
+        if event["event"] != "round" or "after_broadcast" not in event or not checkpoint.exists():
             return
+        done = int(event["round"])
         with safe_open(checkpoint, "pt") as file:
             about = json.loads(file.metadata()["pfedgate"])
         # With checkpoint_every > 1 the one on disk may be older than the private states in the store.
         if about["lengths"]["metrics.jsonl"] != (self.folder / "metrics.jsonl").stat().st_size:
             return
         store = DiskStore(self.folder / "private", about["commit"])
-        server, most = load_file(checkpoint), MOST_CLIENTS
-        seen = list(look(self.algorithm, self.federation, server, store, self.options, done, limit=most))
+        seen = list(look(self.algorithm, self.federation, load_file(checkpoint), store, self.options, done))
         if seen:
             clients = len(self.federation.clients)
-            line = {"round": done, "looked": min(most, clients), "of": clients, **summary(seen)}
-            with (self.folder / FILE).open("a") as lines:
+            line = {"round": done, "looked": min(MOST_CLIENTS, clients), "of": clients, **summary(seen)}
+            with path.open("a") as lines:
                 lines.write(json.dumps(line) + "\n")

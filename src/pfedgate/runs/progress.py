@@ -28,8 +28,13 @@ class Steps:
     def __init__(self, title: str, what: str, console: Console | None = None) -> None:
         self.title, self.what = title, what
         self.console = Console(stderr=True) if console is None else console
-        self._pace: Pace | None = None
-        self._bar, self._task = _bar(self.console, self), rich.progress.TaskID(0)
+        self._pace: tuple[float, float, float, float, float] | None = None  # (start, done, whole, began, last)
+        self._task = rich.progress.TaskID(0)
+        self._bar: rich.progress.Progress | None = None
+        if self.console.is_terminal:
+            columns = [BarColumn(), MofNCompleteColumn(), TextColumn("[bold]{task.fields[score]}"), TimeElapsedColumn()]
+            description = TextColumn("{task.description}")
+            self._bar = rich.progress.Progress(description, *columns, _Left(self), console=self.console)
 
     def __enter__(self: Some) -> Some:
         if self._bar is not None:
@@ -42,18 +47,22 @@ class Steps:
             self._bar.stop()
 
     def left(self) -> float | None:
-        """Seconds until the end, None before the first step of this session."""
-        return None if self._pace is None else self._pace.left()
+        """Seconds until the end at the pace of this session, None before its first step."""
+        if self._pace is None:
+            return None
+        start, done, whole, began, last = self._pace
+        if done == start:
+            return None
+        return max(0.0, (last - began) / (done - start) * (whole - done) - (time.monotonic() - last))
 
     def at(self, done: int, of: int, remark: str | None = "", *, share: float | None = None) -> None:
         """Show how many are done and a remark (None: nothing to say); the first call says where it starts.
 
         share  the share of the work that is done, where steps take unequal time
         """
-        if self._pace is None:
-            self._pace = Pace(done if share is None else share, of if share is None else 1.0)
-        else:
-            self._pace.done(done if share is None else share)
+        work, whole, now = (done, of, time.monotonic()) if share is None else (share, 1.0, time.monotonic())
+        start, began = (work, now) if self._pace is None else (self._pace[0], self._pace[3])
+        self._pace = start, work, whole, began, now
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=of)
             if remark is not None:
@@ -69,6 +78,16 @@ class Steps:
 
 
 Some = TypeVar("Some", bound=Steps)
+
+
+class _Left(ProgressColumn):
+    # rich's own column forgets speeds after half a minute, which is less than one round of a large model.
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def render(self, task: Any) -> Text:
+        return Text(f"{clock(self._steps.left())} left", style="cyan")
 
 
 class Progress(Steps):
@@ -88,67 +107,19 @@ class Progress(Steps):
             self.at(done, rounds, None)
             if self._bar is None and done < rounds:
                 self._say(f"{rounds} rounds" if not done else f"going on after round {done} of {rounds}")
-        else:
-            self.at(done, rounds, self._remark(event))
-
-    def _remark(self, event: Record) -> str | None:
+            return
         scores = event.get("after_broadcast", {})
         if scores.get("accuracy") is not None:
             self._score = f"accuracy {percent(scores['accuracy'])}"
-        if self._bar is not None:
-            return self._score
-        if not scores and time.monotonic() - self._said <= QUIET:
-            return None
-        self._said = time.monotonic()
-        parts = [] if event.get("loss") is None else [f"loss {event['loss']:.3f}"]
-        if scores:
-            parts += [self._score, f"bottom decile {percent(scores.get('bottom_decile'))}"]
-        return ", ".join(parts)
-
-
-def _bar(console: Console, steps: Steps) -> rich.progress.Progress | None:
-    """A bar, where there is a terminal."""
-    if not console.is_terminal:
-        return None
-    return rich.progress.Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("[bold]{task.fields[score]}"),
-        TimeElapsedColumn(),
-        _Left(steps),
-        console=console,
-    )
-
-
-class Pace:
-    """Time left, from what was done in this session: it begins after `done` of `whole`."""
-
-    def __init__(self, done: float, whole: float) -> None:
-        self._from = self._done = done
-        self._whole = whole
-        self._began = self._last = time.monotonic()
-
-    def done(self, count: float) -> None:
-        """Note that so much is done now."""
-        self._done, self._last = count, time.monotonic()
-
-    def left(self) -> float | None:
-        """Seconds until the end, None before something is done."""
-        if self._done == self._from:
-            return None
-        each = (self._last - self._began) / (self._done - self._from)
-        return max(0.0, each * (self._whole - self._done) - (time.monotonic() - self._last))
-
-
-class _Left(ProgressColumn):
-    # rich's own column forgets speeds after half a minute, which is less than one round of a large model.
-    def __init__(self, steps: Steps) -> None:
-        super().__init__()
-        self._steps = steps
-
-    def render(self, task: Any) -> Text:
-        return Text(f"{clock(self._steps.left())} left", style="cyan")
+        remark: str | None = self._score
+        if self._bar is None:
+            parts = [] if event.get("loss") is None else [f"loss {event['loss']:.3f}"]
+            if scores:
+                parts += [self._score, f"bottom decile {percent(scores.get('bottom_decile'))}"]
+            due = scores or time.monotonic() - self._said > QUIET
+            remark = ", ".join(parts) if due else None
+            self._said = time.monotonic() if due else self._said
+        self.at(done, rounds, remark)
 
 
 def clock(seconds: float | None) -> str:

@@ -14,9 +14,8 @@ import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pfedgate.config.recipe import Recipe
@@ -25,7 +24,12 @@ from pfedgate.engine.store import write_atomically
 
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"  # how a run ended; the words are MLflow's
 IDS = "trackers.json"  # in a run's folder: which run of W&B or MLflow it is, so that resuming goes on with it
-EXTRAS = {"tensorboard": "track", "wandb": "wandb", "mlflow": "mlflow"}
+# The module of each tracker and the extra that installs it.
+MODULES = {
+    "tensorboard": ("torch.utils.tensorboard", "track"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+}
 Event = Mapping[str, Any]
 
 
@@ -35,33 +39,32 @@ def scalars(event: Event) -> dict[str, float]:
     >>> scalars({"event": "round", "round": 3, "rounds": 9, "loss": 0.5, "after_broadcast": {"accuracy": 0.9}})
     {'train/loss': 0.5, 'after_broadcast/accuracy': 0.9}
     """
-    numbers: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for name, value in event.items():
         if isinstance(value, Mapping):
-            numbers |= {f"{name}/{key}": float(item) for key, item in value.items() if _is_number(item)}
-        elif _is_number(value) and name not in ("round", "rounds"):
-            numbers[f"train/{name}"] = float(value)
-    return numbers
+            values |= {f"{name}/{key}": item for key, item in value.items()}
+        elif name not in ("round", "rounds"):
+            values[f"train/{name}"] = value
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def settings(recipe: Recipe | None) -> dict[str, Any]:
     """The recipe in one flat table: {"train.lr": 0.05, …}."""
-    if recipe is None:
-        return {}
-    tables = recipe.tables()
+    tables = {} if recipe is None else recipe.tables()
     return {f"{section}.{key}": value for section, values in tables.items() for key, value in values.items()}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _load(module: str, package: str) -> Any:
+def _load(package: str) -> Any:
+    module, extra = MODULES[package]
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{package} is not installed: pip install 'pfedgate[{EXTRAS[package]}]', or leave this tracker out"
+            f"{package} is not installed: pip install 'pfedgate[{extra}]', or leave this tracker out"
         ) from error
 
 
@@ -74,10 +77,12 @@ class Tracker(ABC):
     def __call__(self, event: Event) -> None:
         """Hear of a start, a round or the end."""
         self._round = int(event.get("round", self._round))
-        if event["event"] == "round":
+        if event["event"] == "start":
+            self._begin(self._round)
+        elif event["event"] == "round":
             self._send(scalars(event), self._round)
         elif event["event"] == "end":
-            self._sum_up({name.removeprefix("train/"): value for name, value in scalars(event).items()}, self._round)
+            self._sum_up({name.removeprefix("train/"): value for name, value in scalars(event).items()})
             self.close()
 
     def close(self, status: str = FINISHED) -> None:
@@ -89,16 +94,18 @@ class Tracker(ABC):
     def __enter__(self: Some) -> Some:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        killed = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self.close(FINISHED if kind is None else KILLED if killed else FAILED)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        failed = KILLED if kind is not None and issubclass(kind, KeyboardInterrupt) else FAILED
+        self.close(FINISHED if kind is None else failed)
+
+    def _begin(self, done: int) -> None:  # noqa: B027 (only TensorBoard needs it)
+        pass
+
+    def _sum_up(self, values: dict[str, float]) -> None:
+        self._send({f"summary/{name}": value for name, value in values.items()}, self._round)
 
     @abstractmethod
     def _send(self, values: dict[str, float], round: int) -> None: ...
-    @abstractmethod
-    def _sum_up(self, values: dict[str, float], round: int) -> None: ...
     @abstractmethod
     def _close(self, status: str) -> None: ...
 
@@ -111,15 +118,9 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: str | Path, recipe: Recipe | None = None) -> None:
         super().__init__()
-        self._make: Callable[..., Any] = _load(MODULES["tensorboard"], "tensorboard").SummaryWriter
+        self._make: Callable[..., Any] = _load("tensorboard").SummaryWriter
         self._folder, self._recipe = str(folder), recipe
         self._writer: Any = None
-
-    def __call__(self, event: Event) -> None:
-        """Hear of a start, a round or the end."""
-        if event["event"] == "start":
-            self._begin(int(event["round"]))
-        super().__call__(event)
 
     def _begin(self, done: int) -> None:
         # Rounds after the last checkpoint are written again: TensorBoard forgets the first ones from this step on.
@@ -132,9 +133,6 @@ class TensorBoard(Tracker):
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
         self._writer.flush()
-
-    def _sum_up(self, values: dict[str, float], round: int) -> None:
-        self._send({f"summary/{name}": value for name, value in values.items()}, round)
 
     def _close(self, status: str) -> None:
         if self._writer is not None:
@@ -149,15 +147,14 @@ class WandB(Tracker):
 
     def __init__(self, recipe: Recipe | None = None, *, id: str | None = None, **options: Any) -> None:
         super().__init__()
-        module = _load("wandb", "wandb")
         again = {} if id is None else {"id": id, "resume": "allow", "allow_val_change": True}
-        self._run = module.init(config=settings(recipe), **{"project": "pfedgate", **again, **options})
+        self._run = _load("wandb").init(config=settings(recipe), **{"project": "pfedgate", **again, **options})
         self.id: str = self._run.id
 
     def _send(self, values: dict[str, float], round: int) -> None:
         self._run.log(values, step=round)
 
-    def _sum_up(self, values: dict[str, float], round: int) -> None:
+    def _sum_up(self, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._run.summary[name] = value
 
@@ -181,48 +178,34 @@ class MLflow(Tracker):
         id: str | None = None,
     ) -> None:
         super().__init__()
-        self._module = _load("mlflow", "mlflow")
+        module = _load("mlflow")
         # A client of its own, not the module's global run: several runs may be tracked at once.
-        self._client = self._module.tracking.MlflowClient(tracking_uri=uri)
-        if id is not None and self._reopen(id):
-            self.id = id
-            return
+        self._client = module.tracking.MlflowClient(tracking_uri=uri)
+        if id is not None:
+            with suppress(module.exceptions.MlflowException):
+                self._client.update_run(id, status="RUNNING")
+                self.id = id
+                return
         existing = self._client.get_experiment_by_name(experiment)
         number = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
         self.id = str(self._client.create_run(number, run_name=name or None).info.run_id)
         for key, value in settings(recipe).items():
             self._client.log_param(self.id, key, str(value)[:500])
 
-    def _reopen(self, id: str) -> bool:
-        try:
-            self._client.update_run(id, status="RUNNING")
-        except self._module.exceptions.MlflowException:
-            return False
-        return True
-
     def _send(self, values: dict[str, float], round: int) -> None:
         for name, value in values.items():
             self._client.log_metric(self.id, name, value, step=round)
-
-    def _sum_up(self, values: dict[str, float], round: int) -> None:
-        self._send({f"summary/{name}": value for name, value in values.items()}, round)
 
     def _close(self, status: str) -> None:
         self._client.set_terminated(self.id, status=status)
 
 
-TRACKERS = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
-
-
-MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-
-
 def check(names: Iterable[str]) -> None:
     """Fail before there is a run, if a tracker is unknown or its package is not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise ValueError(unknown("tracker", name, TRACKERS))
-        _load(MODULES[name], name)
+        if name not in MODULES:
+            raise ValueError(unknown("tracker", name, MODULES))
+        _load(name)
 
 
 def build(name: str, folder: str | Path, recipe: Recipe | None = None) -> Tracker:
@@ -244,15 +227,7 @@ def build(name: str, folder: str | Path, recipe: Recipe | None = None) -> Tracke
 
 
 @contextmanager
-def tracking(
-    names: Iterable[str], folder: str | Path, recipe: Recipe | None = None
-) -> Iterator[list[Callable[..., None]]]:
+def tracking(names: Iterable[str], folder: str | Path, recipe: Recipe | None = None) -> Iterator[list[Tracker]]:
     """Trackers by name, told how the run ended even if it is an error or Ctrl-C."""
     with ExitStack() as stack:
-        callbacks: list[Callable[..., None]] = []
-        for name in names:
-            tracker = build(name, folder, recipe)
-            if isinstance(tracker, Tracker):  # else any function that takes events, which nobody has to close
-                stack.enter_context(tracker)
-            callbacks.append(tracker)
-        yield callbacks
+        yield [stack.enter_context(build(name, folder, recipe)) for name in names]

@@ -39,30 +39,23 @@ def spark(values: Sequence[float | None], width: int = 40) -> str:
     return "".join(STEPS[int((value - low) * scale + 0.5)] for value in heights)
 
 
-def left(run: Run) -> float | None:
-    """Seconds until the end at the pace of the last rounds, evaluation included; None before the first."""
-    timing = run.timing[-20:]
-    if not timing:
-        return None
-    each = sum(line["seconds"] + line.get("seconds_evaluation", 0.0) for line in timing) / len(timing)
-    return float(each * (run.recipe.train.rounds - len(run.metrics)))
-
-
-def quiet(run: Run) -> float:
-    """Seconds since the run last wrote a line or, if that was later, was last started."""
-    paths = [run.path / "metrics.jsonl", run.path / runfolder.ENVIRONMENT]
-    return max(0.0, time.time() - max((path.stat().st_mtime for path in paths if path.exists()), default=time.time()))
-
-
 def begun(run: Run) -> bool:
     """Whether training ever began: runs of a comparison wait for each other, and data is loaded first."""
     return bool((run.path / runfolder.ENVIRONMENT).exists() or run.metrics)
 
 
-def silent(run: Run) -> bool:
-    """Whether it wrote nothing for so long that it may have died."""
-    each = (left(run) or 0.0) / max(1, run.recipe.train.rounds - len(run.metrics))
-    return quiet(run) > max(QUIET, 5 * each)
+def pace(run: Run) -> tuple[float | None, float, bool]:
+    """Seconds until the end (None before the first round), seconds of silence, and whether it may have died.
+
+    The pace is that of the last rounds, evaluation included. Starting counts as the end of a silence.
+    """
+    timing, rest = run.timing[-20:], run.recipe.train.rounds - len(run.metrics)
+    spent = sum(line["seconds"] + line.get("seconds_evaluation", 0.0) for line in timing)
+    left = spent / len(timing) * rest if timing else None
+    paths = [run.path / "metrics.jsonl", run.path / runfolder.ENVIRONMENT]
+    last = max((path.stat().st_mtime for path in paths if path.exists()), default=time.time())
+    quiet = max(0.0, time.time() - last)
+    return left, quiet, quiet > max(QUIET, 5 * (left or 0.0) / max(1, rest))
 
 
 def state(run: Run) -> str:
@@ -71,9 +64,10 @@ def state(run: Run) -> str:
         return f"finished, {clock(run.seconds)} of training"
     if not begun(run):
         return "training has not begun"
-    if silent(run):
-        return f"nothing new for {clock(quiet(run))}: if it was stopped, pfedgate resume {run.path} goes on"
-    return f"running, about {clock(left(run))} left" if run.metrics else "no round is finished yet"
+    left, quiet, silent = pace(run)
+    if silent:
+        return f"nothing new for {clock(quiet)}: if it was stopped, pfedgate resume {run.path} goes on"
+    return f"running, about {clock(left)} left" if run.metrics else "no round is finished yet"
 
 
 def view(runs: Sequence[Run], height: int | None = None) -> RenderableType:
@@ -81,7 +75,7 @@ def view(runs: Sequence[Run], height: int | None = None) -> RenderableType:
 
     height  lines there are; runs for which there is no room get a line, too
     """
-    going = sorted((run for run in runs if begun(run) and not run.finished), key=silent)
+    going = sorted((run for run in runs if begun(run) and not run.finished), key=lambda run: pace(run)[2])
     full = going or (list(runs) if len(runs) == 1 else [])
     if height is not None:
         full = full[: max(1, (height - len(runs)) // PANEL)]
@@ -97,7 +91,7 @@ def _lines(runs: Sequence[Run]) -> Table:
     grid.add_column(no_wrap=True, overflow="ellipsis", style="dim", ratio=1)
     for run in runs:
         records = run.metrics
-        scores = [r["after_broadcast"].get("accuracy") for r in records if "after_broadcast" in r]
+        scores = _scores(records, "accuracy")
         rounds = f"{len(records)} / {run.recipe.train.rounds}"
         grid.add_row(Text(run.name), rounds, percent(scores[-1]) if scores else "-", state(run))
     return grid
@@ -111,17 +105,16 @@ def _panel(run: Run) -> Panel:
     grid.add_column(no_wrap=True, justify="right")
     grid.add_column(no_wrap=True)
     grid.add_row("rounds", f"{done} / {rounds}", ProgressBar(total=max(1, rounds), completed=done, width=40))
-    for title, name, show in (
-        ("accuracy", "accuracy", percent),
-        ("bottom decile", "bottom_decile", percent),
-    ):
-        values = [r["after_broadcast"].get(name) for r in records if "after_broadcast" in r]
-        if values:
-            grid.add_row(title, show(values[-1]), Text(spark(values), style="green"))
-    for title, name, tell in _TRAINING:
-        values = [record.get(name) for record in records]
+    curves: list[tuple[str, list[Any], Callable[[Any], str], str]] = [
+        ("accuracy", _scores(records, "accuracy"), percent, "green"),
+        ("bottom decile", _scores(records, "bottom_decile"), percent, "green"),
+        ("training loss", [record.get("loss") for record in records], "{:.3f}".format, "cyan"),
+        ("density", [record.get("density") for record in records], percent, "cyan"),
+        ("q", [record.get("q") for record in records], percent, "cyan"),
+    ]
+    for title, values, show, style in curves:
         if any(value is not None for value in values):
-            grid.add_row(title, tell(values[-1]), Text(spark(values), style="cyan"))
+            grid.add_row(title, "-" if values[-1] is None else show(values[-1]), Text(spark(values), style=style))
     spent = {name: sum(r.get(name) or 0 for r in records) for name in ("bytes_up", "bytes_down", "flops", "refused")}
     cost = f"up {size(spent['bytes_up'])}, down {size(spent['bytes_down'])}, {scaled(spent['flops'], 'FLOP')}"
     parts: list[RenderableType] = [grid, Text(f"so far: {cost}", style="dim")]
@@ -131,15 +124,8 @@ def _panel(run: Run) -> Panel:
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", subtitle=Text(state(run)))
 
 
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-_TRAINING: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("training loss", "loss", _plain),
-    ("density", "density", percent),
-    ("q", "q", percent),
-)
+def _scores(records: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    return [record["after_broadcast"].get(name) for record in records if "after_broadcast" in record]
 
 
 def follow(folder: str | Path, console: Console, *, every: float = 1.0) -> None:

@@ -18,8 +18,8 @@ from pfedgate import models
 from pfedgate.config import methods
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.seeds import seeded
-from pfedgate.engine import parallel
 from pfedgate.engine.server import choose_device, one_thread
+from pfedgate.engine.workers import completed
 from pfedgate.runs import folder as runfolder
 from pfedgate.studies import cells
 from pfedgate.studies.cells import Cell, finished, usable
@@ -173,7 +173,7 @@ class Sweep:
 
     def run(self, work: Callable[..., float] = cells.work) -> None:
         """All cells that wait. One that fails does not stop the others."""
-        ended = parallel.completed(work, self._draw, workers=self.campaign.workers, tick=lambda: self.watch(self, None))
+        ended = completed(work, self._draw, workers=self.campaign.workers, tick=lambda: self.watch(self, None))
         for job, future in ended:
             self.running.remove(job)
             self.done += 1

@@ -1,4 +1,4 @@
-"""A client's work: `fit`, `evaluate` and `scan`. The only batch loops of the library.
+"""A client's work: the only batch loops of the library, with `stacked`.
 
     done = fit(task, state, local)           train a copy of `state`; done.state, done.loss, done.flops
     loop(task, local, step)                  the bare loop, for a method with its own modules and optimisers
@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from pfedgate.core.modules import smallest_batch
 from pfedgate.core.seeds import orders, seeded
 from pfedgate.core.types import Local, Objective, Part, State, Task
-from pfedgate.training.steppers import Stepper
-from pfedgate.training.workspace import Batch, Workspace, flops_per_sample, workspace
+from pfedgate.training.workspace import Batch, Stepper, Workspace, flops_per_sample, workspace
 
 __all__ = ["Batch", "Fit", "Score", "Workspace", "evaluate", "fit", "loop", "workspace"]
-
-Step = Callable[[Workspace, Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -103,15 +100,11 @@ def _rows(
         whole -= whole % batch
     if whole == 0:
         return
-    count, epoch, key = 0, 0, local.key(stream)
-    while (steps is not None and count < steps) or (steps is None and epoch < (epochs or 0)):
+    key, each = local.key(stream), -(-whole // batch)
+    count = each * (epochs or 0) if steps is None else steps
+    for epoch in range(-(-count // each)):
         order = torch.from_numpy(orders([key], [n], epoch)[0]).to(local.device)
-        for start in range(0, whole, batch):
-            if steps is not None and count >= steps:
-                return
-            yield order[start : min(start + batch, whole)]
-            count += 1
-        epoch += 1
+        yield from torch.split(order[:whole], batch)[: count - each * epoch]
 
 
 def fit(
@@ -129,7 +122,7 @@ def fit(
     weights: Tensor | None = None,
     objective: Objective | None = None,
     gradient: Callable[[Workspace, Batch], None] | None = None,
-    step: Step | None = None,
+    step: Callable[[Workspace, Batch], Tensor] | None = None,
     part: Part | None = None,
     stream: str = "batches",
 ) -> Fit:
@@ -146,12 +139,15 @@ def fit(
     """
     work = workspace(task.model, names, local.device)
     work.load(state)
-    rate = (task.optim.lr if lr is None else lr) * local.round.factor
-    stepper = Stepper(task.optim, rate)
+    stepper = Stepper(task.optim, (task.optim.lr if lr is None else lr) * local.round.factor)
     pull = work.vector(anchor) if anchor is not None and prox else None
     sample: list[Tensor] = []
 
-    def default_step(work: Workspace, data: Batch) -> Tensor:
+    def one(data: Batch) -> Tensor:
+        if not sample:
+            sample.append(data.x)
+        if step is not None:
+            return step(work, data)
         loss = work.gradient(data, task.loss, weights=weights, objective=objective)
         stepper.clip(work.grad)
         if pull is not None:
@@ -160,11 +156,6 @@ def fit(
             gradient(work, data)
         stepper.step(work.flat, work.grad)
         return loss
-
-    def one(data: Batch) -> Tensor:
-        if not sample:
-            sample.append(data.x)
-        return default_step(work, data) if step is None else step(work, data)
 
     loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
     samples = work.gradients
@@ -181,13 +172,11 @@ def evaluate(task: Task, model: nn.Module, part: Part, local: Local) -> Score:
     x, y = part.x.to(local.device), part.y.to(local.device)
     losses: list[Tensor] = []
     hits: list[Tensor] = []
-    for start in range(0, part.n, task.eval_batch):
-        labels = y[start : start + task.eval_batch]
-        output = model(local.prepare(x[start : start + task.eval_batch]))
+    for inputs, labels in zip(*(torch.split(values, task.eval_batch) for values in (x, y)), strict=True):
+        output = model(local.prepare(inputs))
         losses.append(task.loss(output, labels).sum())
         hits.append(correct(output, labels))
-    loss = float(torch.stack(losses).sum()) / part.n
-    return Score(part.n, loss, float(torch.stack(hits).sum()) / part.n)
+    return Score(part.n, *(float(torch.stack(values).sum()) / part.n for values in (losses, hits)))
 
 
 def correct(output: Tensor, labels: Tensor) -> Tensor:

@@ -21,8 +21,7 @@ from pfedgate.core.seeds import orders
 from pfedgate.core.state import flat, pick, shapes, unflat
 from pfedgate.core.types import Local, Loss, State, Task
 from pfedgate.training.fit import Fit
-from pfedgate.training.steppers import Stepper
-from pfedgate.training.workspace import flops_per_sample
+from pfedgate.training.workspace import Stepper, flops_per_sample
 
 # Above this a client's own arithmetic outweighs the overhead that stacking saves.
 LARGEST = 50_000
@@ -30,13 +29,9 @@ LARGEST = 50_000
 FAST = (nn.Linear, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU)
 
 
-def stackable(task: Task) -> bool:
-    """Whether clients of this task are trained together: a small model of layers that stack well."""
-    return _stackable(task.model)
-
-
 @lru_cache(maxsize=64)
-def _stackable(task_model: Any) -> bool:
+def stackable(task_model: Any) -> bool:
+    """Whether clients with this model are trained together: a small one of layers that stack well."""
     model = skeleton(task_model)
     size = sum(value.numel() for value in model.parameters())
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
@@ -54,14 +49,18 @@ def fit_many(task: Task, states: Sequence[State], locals: Sequence[Local]) -> li
     """`fit` for several clients at once; the results come in the order given."""
     # Smaller clients come first, so those still training are always the last ones.
     order = sorted(range(len(locals)), key=lambda at: locals[at].n)
-    fits = dict(zip(order, _fit([states[at] for at in order], [locals[at] for at in order], task), strict=True))
+    fits = dict(zip(order, _fit(task, [states[at] for at in order], [locals[at] for at in order]), strict=True))
     return [fits[at] for at in range(len(order))]
 
 
-def _fit(states: Sequence[State], locals: Sequence[Local], task: Task) -> list[Fit]:
+def _fit(task: Task, states: Sequence[State], locals: Sequence[Local]) -> list[Fit]:
     device, model, prepare = locals[0].device, skeleton(task.model).to(locals[0].device), locals[0].prepare
     layout = shapes(dict(model.named_parameters()))
-    vectors = _matrix(states, [name for name, _ in layout]).to(device)
+    names = [name for name, _ in layout]
+    if all(state is states[0] for state in states):  # one row per client; a State that all share is flattened once
+        vectors = flat(pick(states[0], names)).repeat(len(states), 1).to(device)
+    else:
+        vectors = torch.stack([flat(pick(state, names)) for state in states]).to(device)
     batches, counts = _batches(task, locals)
     x = torch.cat([local.train.x for local in locals]).to(device)
     y = torch.cat([local.train.y for local in locals]).to(device)
@@ -89,8 +88,7 @@ def _fit(states: Sequence[State], locals: Sequence[Local], task: Task) -> list[F
     if len(x):
         sample = prepare(x[:1])
         cost = flops_per_sample(task.model, None, sample.shape[1:], sample.dtype, True)
-    names, sizes = [name for name, _ in layout], [shape.numel() for _, shape in layout]
-    pieces = zip(torch.split(vectors, sizes, dim=1), layout, strict=True)
+    pieces = zip(torch.split(vectors, [shape.numel() for _, shape in layout], dim=1), layout, strict=True)
     # Views of all clients at once: cut client by client they would cost a sixth of a round.
     columns = [piece.view(len(locals), *shape).unbind(0) for piece, (_, shape) in pieces]
     return [
@@ -99,13 +97,6 @@ def _fit(states: Sequence[State], locals: Sequence[Local], task: Task) -> list[F
             zip(*columns, strict=True), losses.tolist(), counts.tolist(), samples.tolist(), strict=True
         )
     ]
-
-
-def _matrix(states: Sequence[State], names: Sequence[str]) -> Tensor:
-    """One row per client; a State that all share is flattened once."""
-    if all(state is states[0] for state in states):
-        return flat(pick(states[0], names)).repeat(len(states), 1)
-    return torch.stack([flat(pick(state, names)) for state in states])
 
 
 def _batches(task: Task, locals: Sequence[Local]) -> tuple[list[tuple[Tensor, Tensor]], np.ndarray[Any, Any]]:
@@ -124,7 +115,10 @@ def _batches(task: Task, locals: Sequence[Local]) -> tuple[list[tuple[Tensor, Te
         active = every[int(np.searchsorted(counts, at, side="right")) :]
         epoch, position = np.divmod(at, per_epoch[active])
         while len(epochs) <= epoch.max():
-            epochs.append(_padded(orders(keys, sizes.tolist(), len(epochs)), starts))
+            table = np.zeros((len(sizes), sizes.max()), dtype=np.int64)  # row numbers in the joint data
+            for line, order, start in zip(table, orders(keys, sizes.tolist(), len(epochs)), starts, strict=True):
+                line[: len(order)] = order + start
+            epochs.append(table)
         lengths = np.minimum(size, whole[active] - position * size)
         within = np.arange(lengths.max())
         # Padding repeats the client's last row; the mask takes it out of the loss.
@@ -133,14 +127,6 @@ def _batches(task: Task, locals: Sequence[Local]) -> tuple[list[tuple[Tensor, Te
         mask = (within < lengths[:, None]) / lengths[:, None]
         batches.append((torch.from_numpy(rows), torch.from_numpy(mask.astype(np.float32))))
     return batches, counts
-
-
-def _padded(orders: Sequence[np.ndarray[Any, Any]], starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Row numbers in the joint data, one line per client, as long as the longest."""
-    table = np.zeros((len(orders), max(len(order) for order in orders)), dtype=np.int64)
-    for line, order, start in zip(table, orders, starts, strict=True):
-        line[: len(order)] = order + start
-    return table
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,4 @@
-"""A model whose parameters are views of one vector: load a client in one copy, step in a handful of calls.
+"""A model whose parameters are views of one vector, and optimisers of such a vector: a handful of calls a step.
 
 Building a module costs more than a small client's whole round, so each process keeps one workspace per model
 and set of trained names. It is working memory only: `load` overwrites every parameter and buffer.
@@ -6,6 +6,7 @@ and set of trained names. It is working memory only: `load` overwrites every par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +20,8 @@ from torch.utils.flop_counter import flop_registry
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import fresh, persistent_buffers
 from pfedgate.core.seeds import seeded
-from pfedgate.core.state import flat, pick, unflat
-from pfedgate.core.types import Loss, Objective, State
+from pfedgate.core.state import clone, flat, pick, unflat
+from pfedgate.core.types import Loss, Objective, Optim, State
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Batch:
 
     @property
     def n(self) -> int:
-        """The number of samples in it."""
+        """The number of samples of this step."""
         return int(self.x.shape[0])
 
 
@@ -69,17 +70,16 @@ class Workspace:
         self._parameters = parameters
         self.trained = tuple(trained)
         self.buffers = persistent_buffers(model)
-        self._set_modes()
         self.gradients = 0  # samples that went forward and backward since `load`, for counting FLOPs
-        self._views = views
-
-    def _set_modes(self) -> None:
         self.module.train()
-        trained = set(self.trained)
-        for prefix, module in self.module.named_modules():
-            own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)]
-            if own and not trained.intersection(own) and any(True for _ in module.buffers(recurse=False)):
-                module.eval()
+        for layer in self.module.modules():
+            own = list(layer.parameters(recurse=False))
+            if (
+                own
+                and not any(value.requires_grad for value in own)
+                and any(True for _ in layer.buffers(recurse=False))
+            ):
+                layer.eval()
 
     @property
     def shapes(self) -> list[tuple[str, torch.Size]]:
@@ -122,6 +122,64 @@ class Workspace:
             value = (losses if weights is None else losses * weights[batch.rows]).mean()
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
+
+
+class Stepper:
+    """Optimiser of one vector, or of the rows of a matrix (clients side by side, each clipped alone).
+
+    Clients start every round with empty buffers; a server that keeps momentum (pFedHN) passes `slots` on. Step counts
+    are Python numbers: a tensor would have to be read back from the device.
+
+    >>> w = torch.ones(2)
+    >>> Stepper(Optim(lr=0.5, momentum=0, weight_decay=0, clip=None)).step(w, torch.ones(2))
+    >>> w.tolist()
+    [0.5, 0.5]
+    """
+
+    def __init__(self, optim: Optim, lr: float | None = None, slots: State | None = None) -> None:
+        self.optim = optim
+        self.lr = optim.lr if lr is None else lr
+        slots = clone(slots or {})
+        self.first = slots.get("optim/first")  # momentum, or Adam's mean
+        self.second = slots.get("optim/second")  # Adam's mean of squares
+        self.steps = int(slots.get("optim/steps", 0))
+
+    def clip(self, gradient: Tensor) -> None:
+        """Scale the gradient down to the clipping norm, if it is longer; nothing is read back."""
+        if self.optim.clip is not None:
+            norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+            gradient.mul_((self.optim.clip / (norm + 1e-6)).clamp_(max=1.0))
+
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        """Move `vector` along `gradient`, which is used up: the same numbers as `torch.optim`."""
+        self.steps += 1
+        decay, momentum = self.optim.weight_decay, self.optim.momentum
+        if decay and self.optim.name == "adamw":
+            vector.mul_(1 - self.lr * decay)
+        elif decay:
+            gradient.add_(vector, alpha=decay)
+        if self.optim.name == "sgd":
+            if momentum:
+                self.first = gradient.clone() if self.first is None else self.first.mul_(momentum).add_(gradient)
+                gradient = self.first
+            vector.add_(gradient, alpha=-self.lr)
+            return
+        beta1, beta2 = self.optim.betas
+        if self.first is None or self.second is None:
+            self.first, self.second = torch.zeros_like(vector), torch.zeros_like(vector)
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = self.second.sqrt().div_(math.sqrt(1 - beta2**self.steps)).add_(self.optim.eps)
+        vector.addcdiv_(self.first, root, value=-self.lr / (1 - beta1**self.steps))
+
+    def drop(self, count: int) -> None:
+        """Forget the first rows: those clients are done (see `stacked`)."""
+        self.first, self.second = (rows if rows is None else rows[count:] for rows in (self.first, self.second))
+
+    def slots(self) -> State:
+        """A copy of the buffers; a Stepper that is given them goes on where this one stops."""
+        slots = {"optim/steps": torch.tensor(self.steps), "optim/first": self.first, "optim/second": self.second}
+        return {name: value.clone() for name, value in slots.items() if value is not None}
 
 
 @lru_cache(maxsize=32)

@@ -19,9 +19,9 @@ from pfedgate import experiment
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core import seeds
 from pfedgate.core.errors import unknown
-from pfedgate.engine import parallel
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.store import write_atomically
+from pfedgate.engine.workers import completed
 from pfedgate.runs.environment import environment
 from pfedgate.tune import space as spaces
 from pfedgate.tune.space import Choices, Point, Space
@@ -179,7 +179,7 @@ class Search:
             recipe = resolve(self.spec.recipe.tables(), spaces.settings_of(self.params(asked)))
             return Attempt(self.folder / JOURNAL, asked._trial_id, recipe.tables(), self.spec.prune, data, model)
 
-        for job, future in parallel.completed(attempt, draw, workers=workers):
+        for job, future in completed(attempt, draw, workers=workers):
             self.tell(self._running[job.id], future)
 
     def ask(self) -> Any | None:

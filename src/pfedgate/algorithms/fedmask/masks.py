@@ -16,8 +16,7 @@ from pfedgate.core.modules import module, skeleton
 from pfedgate.core.state import flat, pick, shapes, unflat
 from pfedgate.core.types import Local, State, Task
 from pfedgate.training.fit import Batch, Fit, fit
-from pfedgate.training.steppers import Stepper
-from pfedgate.training.workspace import Workspace
+from pfedgate.training.workspace import Stepper, Workspace
 
 BITS, KEPT = "mask/bits", "mask/structures"  # a mask as it travels, packed
 

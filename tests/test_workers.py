@@ -1,11 +1,13 @@
 """Jobs in worker processes: the same results as in this process, one thread each, and an end with their parent."""
 
 import multiprocessing
+import sys
 import time
 
+import pytest
 import torch
 
-from pfedgate.engine.parallel import completed
+from pfedgate.engine.workers import completed, steady
 
 
 def square(job: int, tick: object = None) -> tuple[int, int]:
@@ -24,3 +26,11 @@ def test_workers_change_no_result_and_end_with_their_parent() -> None:
     running.close()  # type: ignore[attr-defined]  # as Ctrl-C does: one job would sleep for minutes yet
     assert time.monotonic() - began < 300
     assert not multiprocessing.active_children()
+
+
+def test_memory_settings_stay_where_the_user_or_another_system_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert steady.__wrapped__() is False
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert steady.__wrapped__() is False
