@@ -156,12 +156,6 @@ def test_a_run_can_be_made_longer_and_ends_as_if_it_had_been(tmp_path: Path) -> 
     assert short.recipe.train.rounds == 5
 
 
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(run(TINY, algorithm="fedavg").history) == 3
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_line_being_written_is_not_read(tmp_path: Path) -> None:
     found = runfolder.create(tmp_path / "a", resolve(TINY))
     (found.path / "metrics.jsonl").write_text(json.dumps({"round": 1}) + '\n{"round": ')
@@ -243,8 +237,12 @@ def test_workers_are_started_only_where_they_pay(monkeypatch: pytest.MonkeyPatch
     assert plan(resolve(TINY, {"run.workers": 2})).workers == 2
 
 
-def test_budgets_of_a_recipe_reach_the_cards(tmp_path: Path) -> None:
+def test_budgets_reach_the_cards_and_nothing_is_written_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "devices.csv").write_text("id,budget\ndefault,0.7\n")
-    seen = plan(resolve(TINY, {"clients.budget": str(tmp_path / "devices.csv")})).options.budget
+    seen = plan(resolve(TINY, {"clients.budget": "devices.csv"})).options.budget
     assert seen == str(tmp_path / "devices.csv")
     assert experiment.run(TINY, algorithm="fedavg", clients={"budget": seen}).summary["clients"] == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["devices.csv"]

@@ -64,18 +64,13 @@ class Experiment:
         self, *, folder: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
     ) -> Result:
         """Train all rounds, or those that are left in a folder."""
-        workers = self.workers
-        exchange: Callable[..., engine.Exchange] = Endpoint
-        if workers > 1:
-            exchange = functools.partial(Processes, workers=workers)
+        parts, workers = (self.algorithm, self.federation, self.options), self.workers
         return engine.run(
-            self.algorithm,
-            self.federation,
-            self.options,
-            exchange=exchange,
+            *parts,
+            exchange=functools.partial(Processes, workers=workers) if workers > 1 else Endpoint,
             folder=folder,
             resume=resume,
-            callbacks=[*GateLog.wanted(self.algorithm, self.federation, self.options, folder), *callbacks],
+            callbacks=[*GateLog.wanted(*parts, folder), *callbacks],
         )
 
 
@@ -151,12 +146,10 @@ def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Experiment:
     """Load the data and build the algorithm of a recipe."""
     _check_given("data", recipe.data.name, data)
     _check_given("model", recipe.model.name, model)  # before data is loaded
-    federation: Federation = data
     if data is None:
-        federation = catalogue.federation(
-            recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
-        )
-    return Experiment(recipe, build(recipe, shape_of(federation), model), federation, recipe.options())
+        named, novel, seed = recipe.data, recipe.clients.novel, recipe.run.seed
+        data = catalogue.federation(named.name, named.options, novel=novel, seed=seed)
+    return Experiment(recipe, build(recipe, shape_of(data), model), data, recipe.options())
 
 
 def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:

@@ -57,6 +57,11 @@ def err() -> Console:
     return Console(stderr=True)
 
 
+def say(line: str | Text, console: Console | None = None) -> None:
+    """Print a line as it is, however long: no markup, no colours of its own."""
+    (console or out()).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Errors of a command as one paragraph on standard error and exit code 1; with --debug as they come."""
 
@@ -72,7 +77,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if kwargs.get("debug"):
                 raise
-            err().print(Text.assemble(("error: ", "bold red"), in_words(error)), soft_wrap=True)
+            say(Text.assemble(("error: ", "bold red"), in_words(error)), err())
             raise typer.Exit(1) from None
 
     return guarded
@@ -101,7 +106,7 @@ def _warnings() -> Iterator[None]:
     """Warnings as one line each, without the source code that raised them."""
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
-        err().print(Text.assemble(("warning: ", "yellow"), str(message)), soft_wrap=True)
+        say(Text.assemble(("warning: ", "yellow"), str(message)), err())
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -173,7 +178,7 @@ def label(method: str) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        out().print(f"pfedgate {__version__}", highlight=False)
+        say(f"pfedgate {__version__}")
         raise typer.Exit
 
 

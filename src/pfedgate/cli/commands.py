@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over, tuned_note
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over, say, tuned_note
 from pfedgate.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(
 
     resolved = resolve(recipe, *over(set, data_dir))
     if show:
-        out().print(resolved.toml(), markup=False, highlight=False, soft_wrap=True, end="")
+        say(resolved.toml().removesuffix("\n"))
         return
     trackers.check(track or ())
     _note(recipe, [resolved.algorithm.name])
@@ -135,9 +135,8 @@ def compare(
 
 
 def _note(recipe: Path | None, methods: Sequence[str]) -> None:
-    note = tuned_note(recipe, methods)
-    if note:
-        err().print(note, highlight=False, markup=False, soft_wrap=True)
+    if note := tuned_note(recipe, methods):
+        say(note, err())
 
 
 def _train(run: Run, again: Path | None = None, track: Sequence[str] | None = None) -> None:
@@ -153,30 +152,28 @@ def _train(run: Run, again: Path | None = None, track: Sequence[str] | None = No
         with trackers.tracking(track or (), run.path, recipe) as listeners, Progress(title, console) as progress:
             experiment.resume(run.path, callbacks=[progress, *listeners])
     except KeyboardInterrupt:
-        console.print(
+        say(
             f"\nStopped; {len(run.metrics)} of {recipe.train.rounds} rounds are kept. "
             f"Go on with: pfedgate resume {again or run.path}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+            console,
         )
         raise typer.Exit(130) from None
 
 
 def _report(runs: Sequence[Run], folder: Path | None = None) -> None:
-    console = out()
     if len(runs) > 1:
-        console.print(table(runs))
+        out().print(table(runs))
+        say(f"{folder or runs[0].path.parent}: one folder per method, each with metrics.jsonl, clients.csv and more:")
+        say("\n".join(f"  {run.path}" for run in runs))
     else:
-        console.print(learnt(runs[0]), highlight=False, soft_wrap=True)
-    console.print(where(runs, folder), highlight=False, soft_wrap=True)
+        say(learnt(runs[0]))
+        say(f"{runs[0].path}: metrics.jsonl (rounds), clients.csv (clients), config.toml (to run it again)")
 
 
 def _write_report(folders: Sequence[Path], folder: Path) -> None:
     from pfedgate.report import write
 
-    path = write(folders, folder / "report.html")[0]
-    out().print(f"report: {path.resolve()}", highlight=False, soft_wrap=True)
+    say(f"report: {write(folders, folder / 'report.html')[0].resolve()}")
 
 
 def table(runs: Sequence[Run]) -> Table:
@@ -238,12 +235,3 @@ def learnt(run: Run) -> Text:
     if summary.get("refused"):
         lines.append(Text(f"{summary['refused']} updates were refused: see metrics.jsonl", style="yellow"))
     return Text("\n").join(lines)
-
-
-def where(runs: Sequence[Run], folder: Path | None = None) -> Text:
-    """The folders to look into, and the files there."""
-    if len(runs) == 1:
-        path = runs[0].path
-        return Text(f"{path}: metrics.jsonl (rounds), clients.csv (clients), config.toml (to run it again)")
-    head = f"{folder or runs[0].path.parent}: one folder per method, each with metrics.jsonl, clients.csv, config.toml"
-    return Text("\n".join([head, *(f"  {run.path}" for run in runs)]))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pfedgate.cli.base import Debug, Settings, app, command, err, out
+from pfedgate.cli.base import Debug, Settings, app, command, err, say
 
 group = typer.Typer(help="Run recipes on many machines, over Flower.", no_args_is_help=True)
 app.add_typer(group, name="deploy")
@@ -26,7 +26,7 @@ def init(
     from pfedgate.deploy.starter import write_app
 
     place = write_app(folder, recipe)
-    out().print(f"written to {place}: try it with `pfedgate deploy local {place}`", highlight=False, soft_wrap=True)
+    say(f"written to {place}: try it with `pfedgate deploy local {place}`")
 
 
 @group.command("certs")
@@ -43,7 +43,7 @@ def certs(
 
     place = make_keys(folder, hosts=host or ("127.0.0.1", "localhost"), nodes=nodes, days=days)
     files = ", ".join(sorted(path.name for path in place.iterdir()))
-    out().print(f"{place}: {files}. ca.key and private keys are secrets.", highlight=False, soft_wrap=True)
+    say(f"{place}: {files}. ca.key and private keys are secrets.")
 
 
 @group.command("local")
@@ -73,18 +73,12 @@ def local(
     place = folder or runfolder.free("runs", "deployed")
     with tempfile.TemporaryDirectory(prefix="pfedgate-fleet-") as work:
         lines = fleet.once(
-            source,
-            place,
-            nodes=nodes,
-            secure=not insecure,
-            simulate=simulate,
-            given=set or (),
-            work=work,
+            source, place, nodes=nodes, secure=not insecure, simulate=simulate, given=set or (), work=work,
             timeout=timeout,
-        )
+        )  # fmt: skip
         with closing(lines):  # type: ignore[type-var]
             for line in lines:
-                err().print(line, highlight=False, markup=False, soft_wrap=True)
+                say(line, err())
     summary = runfolder.load(place).summary
     accuracy = f", accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else ""
-    out().print(f"{place}: {summary.get('rounds', 0)} rounds{accuracy}", highlight=False, soft_wrap=True)
+    say(f"{place}: {summary.get('rounds', 0)} rounds{accuracy}")

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pfedgate.cli.base import DataDir, Debug, app, command, out
+from pfedgate.cli.base import DataDir, Debug, app, command, out, say
 
 if TYPE_CHECKING:
-    from pfedgate.config.methods import Method
     from pfedgate.config.recipe import Recipe
 
 group = typer.Typer(help="Look at data sets and fetch them.", no_args_is_help=True)
@@ -36,7 +35,12 @@ def algorithms(
     from pfedgate.config import methods
 
     if name is not None:
-        _one(*methods.methods([registry.get(name).name]))
+        (method,) = methods.methods([registry.get(name).name])
+        down, up, compute = methods.cells(method.cost)
+        say(f"{method.name}: {method.paper}\n{method.about}\n")
+        say(f"shared    {method.shares}\nprivate   {method.keeps}")
+        say(f"a round   down {down}, up {up}, compute {compute} (FedAvg = 1)")
+        _options("hyper-parameters", "algorithm", method.name, method.grid)
         return
     view = Table(title="algorithms", title_justify="left")
     for title in methods.COLUMNS:
@@ -44,20 +48,8 @@ def algorithms(
     for row in methods.rows(methods.methods()):
         view.add_row(*row)
     out().print(view)
-    out().print(f"down, up, compute: of a round, FedAvg = 1, clients at a budget of {methods.BUDGET}", highlight=False)
-    out().print("pfedgate algorithms NAME explains one and its hyper-parameters", highlight=False)
-
-
-def _one(method: Method) -> None:
-    from pfedgate.config import methods
-
-    down, up, compute = methods.cells(method.cost)
-    out().print(f"{method.name}: {method.paper}", highlight=False, markup=False)
-    out().print(f"{method.about}\n", highlight=False, markup=False)
-    out().print(f"shared    {method.shares}", highlight=False, markup=False)
-    out().print(f"private   {method.keeps}", highlight=False, markup=False)
-    out().print(f"a round   down {down}, up {up}, compute {compute} (FedAvg = 1)", highlight=False, markup=False)
-    _options("hyper-parameters", "algorithm", method.name, method.grid)
+    say(f"down, up, compute: of a round, FedAvg = 1, clients at a budget of {methods.BUDGET}")
+    say("pfedgate algorithms NAME explains one and its hyper-parameters")
 
 
 @app.command()
@@ -80,7 +72,7 @@ def models(
         options = ", ".join(info.options) or "-"
         view.add_row(info.name, shape, str(info.classes), f"{info.params:,}", options, info.what)
     out().print(view)
-    out().print("input and classes adapt to the data; shown are the defaults", highlight=False)
+    say("input and classes adapt to the data; shown are the defaults")
 
 
 def _options(title: str, section: str, name: str, grid: Mapping[str, Sequence[Any]] | None = None) -> None:
@@ -123,16 +115,16 @@ def show(
         view.add_row(*(str(cell) if cell else "·" for cell in line[:columns]))
     console.print(view)
     if len(federation.ids) > limit:
-        console.print(f"… and {len(federation.ids) - limit} more: --limit {len(federation.ids)}", highlight=False)
+        say(f"… and {len(federation.ids) - limit} more: --limit {len(federation.ids)}")
     for fact, text in showing.facts(federation).items():
-        console.print(f"{fact + ':':12}{text}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{fact + ':':12}{text}")
     try:
         picture = showing.plot(federation, plot or Path(f"{name}-partition.png"))
-        console.print(f"drawn in {picture}", highlight=False, soft_wrap=True)
+        say(f"drawn in {picture}")
     except ImportError as error:
         if plot is not None:
             raise
-        console.print(f"not drawn: {error}", highlight=False, markup=False, soft_wrap=True)
+        say(f"not drawn: {error}")
 
 
 @group.command("prepare")
@@ -142,12 +134,12 @@ def prepare(name: Name, set: DataSettings = None, data_dir: DataDir = None, debu
     from pfedgate import data as datasets
 
     if name == "digits":
-        out().print("digits needs no preparation: it is part of scikit-learn", highlight=False)
+        say("digits needs no preparation: it is part of scikit-learn")
         return
     options = _recipe(name, set, data_dir).data.options
     sources = {key: options[key] for key in ("source", "data_dir", "cache_dir", "repo", "revision") if key in options}
     folder = datasets.prepare(name, datasets.Options(**sources))
-    out().print(f"{name} is ready in {folder}", highlight=False, soft_wrap=True)
+    say(f"{name} is ready in {folder}")
 
 
 def _recipe(name: str, given: list[str] | None, data_dir: Path | None) -> Recipe:

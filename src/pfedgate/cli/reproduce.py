@@ -9,10 +9,10 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, over
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, over, say
 
 if TYPE_CHECKING:
-    from pfedgate.studies import Campaign, Study, Sweep
+    from pfedgate.studies import Sweep
 
 SCALES = "tiny|small|paper"
 
@@ -64,7 +64,8 @@ def reproduce(
     """
     from pfedgate import studies
     from pfedgate.engine.workers import cores
-    from pfedgate.runs.progress import Steps
+    from pfedgate.runs.progress import Steps, size
+    from pfedgate.studies import sweep
 
     if not names:
         out().print(_list())
@@ -79,7 +80,11 @@ def reproduce(
         campaign = studies.Campaign(
             studies.scale_of(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_version, cells, workers
         )
-        out().print(_estimate(declared, campaign), highlight=False, soft_wrap=True)
+        ahead = sweep.estimate(declared, campaign)
+        say(
+            f"{ahead.cells} cells to run, about {sweep.long(ahead.seconds)} with {workers} at a time, "
+            f"{size(ahead.disk)} on disk ({size(ahead.peak)} while it runs). Split it with --cells 1/4, 2/4, …"
+        )
         if estimate or not (yes or typer.confirm("Start?", err=True)):
             return
     usual = not (set or rounds or recipes)  # trials of other settings must not replace what documentation shows
@@ -87,8 +92,8 @@ def reproduce(
         results = Path("docs/results")
     with Steps(f"reproduce {scale}", "cell", console) as steps:
 
-        def watch(sweep: Sweep, label: str | None) -> None:
-            steps.at(sweep.done, sweep.total, label, share=sweep.share)
+        def watch(now: Sweep, label: str | None) -> None:
+            steps.at(now.done, now.total, label, share=now.share)
 
         try:
             written = studies.reproduce(
@@ -97,13 +102,13 @@ def reproduce(
                 only_pages=pages, watch=watch,
             )  # fmt: skip
         except KeyboardInterrupt:
-            console.print("\nStopped; what is done is kept. The same command goes on.", highlight=False)
+            say("\nStopped; what is done is kept. The same command goes on.", console)
             raise typer.Exit(130) from None
     texts = [path for path in written if path.suffix == ".md"]
     if len(texts) == 1:
         out().print(Markdown(texts[0].read_text(encoding="utf-8")))
     for path in written:
-        out().print(str(path), highlight=False, soft_wrap=True)
+        say(str(path))
 
 
 def _list() -> Table:
@@ -119,14 +124,3 @@ def _list() -> Table:
         note = f"too long for all at scale {', '.join(long)}" if long else ""
         view.add_row(study.name, study.title, str(len(study.rows) or "-"), data or "measured", note)
     return view
-
-
-def _estimate(declared: list[Study], campaign: Campaign) -> str:
-    from pfedgate.runs.progress import size
-    from pfedgate.studies.sweep import estimate, long
-
-    ahead = estimate(declared, campaign)
-    return (
-        f"{ahead.cells} cells to run, about {long(ahead.seconds)} with {campaign.workers} at a "
-        f"time, {size(ahead.disk)} on disk ({size(ahead.peak)} while it runs). Split it with --cells 1/4, 2/4, …"
-    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from pfedgate.cli.base import Debug, app, command, err, out
+from pfedgate.cli.base import Debug, app, command, err, out, say
 
 if TYPE_CHECKING:
     from pfedgate.export import Client
@@ -36,9 +36,9 @@ def report(
     from pfedgate.report import write
 
     files = write(folders, out_file, baseline=baseline, figures=figures, title=title)
-    out().print(f"report: {files[0]}", highlight=False, soft_wrap=True)
+    say(f"report: {files[0]}")
     if len(files) > 1:
-        out().print(f"figures: {len(files) - 1} files in {files[1].parent}", highlight=False, soft_wrap=True)
+        say(f"figures: {len(files) - 1} files in {files[1].parent}")
 
 
 @app.command()
@@ -84,7 +84,7 @@ def export(
     out().print(view)
     shape = " × ".join(["batch", *map(str, model.example.shape[1:])])
     dtype = str(model.example.dtype).removeprefix("torch.")
-    out().print(f"{file}: takes {shape} {dtype}, prepared as in training", highlight=False, soft_wrap=True)
+    say(f"{file}: takes {shape} {dtype}, prepared as in training")
 
 
 def _table(client: Client, file: Path, format: str) -> Table:

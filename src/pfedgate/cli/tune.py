@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over
+from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over, say
 from pfedgate.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from pfedgate.config.recipe import Recipe
-    from pfedgate.runs.progress import Steps
     from pfedgate.tune.search import Search
     from pfedgate.tune.space import Axis
 
@@ -66,26 +64,40 @@ def tune(
     Finished trials are kept: after an interruption the same command goes on.
     """
     from pfedgate import tune as tuning
-    from pfedgate.runs.progress import Steps
+    from pfedgate.runs.progress import Steps, percent
     from pfedgate.tune import tuned
     from pfedgate.tune.space import checked
 
     params = dict(map(_param, param or []))
     layers = over(set, data_dir)
     recipes = {label(method): of_method(recipe, layers, method) for method in methods}
-    _check(methods, recipes, recipe, write)
+    names = [resolved.algorithm.name for resolved in recipes.values()]
+    if len(recipes) < len(methods):
+        raise RecipeError(f"the same method twice in {' '.join(methods)}")
+    if len(dict.fromkeys(names)) < len(names):
+        raise RecipeError(
+            "a recipe has one section [tuned.…] for an algorithm: tune its variants with a recipe or --out each"
+        )
+    if write and recipe is None:
+        raise RecipeError("--write needs a --recipe to write beside")
+    tuned.check(recipe, names)  # An error is better raised before hours of search.
     checked(params, list(recipes.values()))
     searches: list[Search] = []
     console = err()
     for method, (name, resolved) in zip(methods, recipes.items(), strict=True):
         with Steps(f"tune {resolved.data.name} · {name}", "trial", console) as steps:
+
+            def watch(now: Search, steps: Steps = steps) -> None:
+                best = "" if now.best is None else f"best {percent(now.best.value)} with {_words(now.best.params)}"
+                steps.at(len(now.trials), now.wanted, best)
+
             try:
                 search_of = tuning.tune(
                     recipe=resolved, trials=trials, rounds=rounds, search=search, prune=prune, workers=workers,
-                    params=params, seed=seed, out=out_dir, label=name, watch=_watch(steps),
+                    params=params, seed=seed, out=out_dir, label=name, watch=watch,
                 )  # fmt: skip
             except KeyboardInterrupt:
-                console.print("\nStopped; finished trials are kept. The same command goes on.", highlight=False)
+                say("\nStopped; finished trials are kept. The same command goes on.", console)
                 raise typer.Exit(130) from None
         searches.append(search_of)
         out().print(_trials(search_of))
@@ -93,10 +105,7 @@ def tune(
         target = tuned.write(search_of, recipe, out_dir, beside=write, given=given)
     if len(searches) > 1:
         out().print(_methods(searches))
-    out().print(
-        f"{out_dir}: METHOD/journal.log (every trial); the best settings are in {target}",
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
+    say(f"{out_dir}: METHOD/journal.log (every trial); the best settings are in {target}")
 
 
 def _param(text: str) -> tuple[str, Axis]:
@@ -106,35 +115,6 @@ def _param(text: str) -> tuple[str, Axis]:
     if not equals or "." not in name:
         raise RecipeError(f"{text!r}: --param is written section.key=values, such as train.lr=0.02,0.05,0.1")
     return name.strip(), axis(values.strip())
-
-
-def _check(methods: Sequence[str], recipes: dict[str, Recipe], path: Path | None, write: bool) -> None:
-    from pfedgate.tune import tuned
-
-    names = [recipe.algorithm.name for recipe in recipes.values()]
-    if len(recipes) < len(methods):
-        raise RecipeError(f"the same method twice in {' '.join(methods)}")
-    if len({*names}) < len(names):
-        raise RecipeError(
-            "a recipe has one section [tuned.…] for an algorithm: tune its variants with a recipe or --out each"
-        )
-    if write and path is None:
-        raise RecipeError("--write needs a --recipe to write beside")
-    tuned.check(path, names)  # An error is better raised before hours of search.
-
-
-def _watch(steps: Steps) -> Any:
-    from pfedgate.runs.progress import percent
-
-    def tell(search: Search) -> None:
-        best = search.best
-        steps.at(
-            len(search.trials),
-            search.wanted,
-            "" if best is None else f"best {percent(best.value)} with {_words(best.params)}",
-        )
-
-    return tell
 
 
 def _words(params: dict[str, Any]) -> str:
