@@ -141,8 +141,8 @@ def prepare(name: Name, set: DataSettings = None, data_dir: DataDir = None, debu
     """Fetch and decode a data set once, so that runs start at once and need no network."""
     from pfedgate import data as datasets
 
-    if name == "digits":
-        out().print("digits needs no preparation: it is part of scikit-learn", highlight=False)
+    if name in datasets.EMBEDDED:
+        out().print(f"{name} needs no preparation: it is installed already", highlight=False)
         return
     options = _recipe(name, set, data_dir).data.options
     sources = {key: options[key] for key in ("source", "data_dir", "cache_dir", "repo", "revision") if key in options}
