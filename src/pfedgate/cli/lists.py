@@ -133,8 +133,8 @@ def prepare(name: Name, set: DataSettings = None, data_dir: DataDir = None, debu
     """Fetch and decode a data set once, so that runs start at once and need no network."""
     from pfedgate import data as datasets
 
-    if name == "digits":
-        say("digits needs no preparation: it is part of scikit-learn")
+    if name in datasets.EMBEDDED:
+        say(f"{name} needs no preparation: it is installed already")
         return
     options = _recipe(name, set, data_dir).data.options
     sources = {key: options[key] for key in ("source", "data_dir", "cache_dir", "repo", "revision") if key in options}

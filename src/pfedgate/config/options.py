@@ -158,11 +158,13 @@ FITTING: dict[str, dict[str, dict[str, Any]]] = {
     # 20 clients of about 54 training images: a batch of 128 would be one step a round. At alpha = 0.4 one model for all
     # does best here (FedAvg beats pFedGate): digits are easy and clients much alike; at 0.1 personal models pay.
     "digits": {"data": {"alpha": 0.1}, "train": {"batch": 16, "rounds": 30, "lr": 0.1}},
+    "fashion": {"data": {"alpha": 0.3}, "train": {"batch": 32, "rounds": 10}},
 }
 
 # The network for a data set, where [model] names none: the paper's, or a small one of ours.
 NETWORKS = {
     "digits": "cnn_digits",
+    "fashion": "cnn_femnist",
     "cifar10": "cnn_cifar10",
     "cifar100": "cnn_cifar100",
     "emnist": "cnn_femnist",

@@ -6,7 +6,7 @@ partition    who holds which sample;  sharing: its options, and each client's th
 federation   clients and their data;  pool: the samples of all of them;  show: a partition as a table and a picture
 """
 
-from pfedgate.data.datasets import DATASETS, load, prepare
+from pfedgate.data.datasets import DATASETS, EMBEDDED, load, prepare
 from pfedgate.data.federation import Federation, Part
 from pfedgate.data.own import from_arrays, from_dataset, from_folder
 from pfedgate.data.sharing import Options, Sharing
@@ -15,6 +15,7 @@ from pfedgate.data.table import from_table
 
 __all__ = [
     "DATASETS",
+    "EMBEDDED",
     "Federation",
     "Options",
     "Part",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import lzma
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,13 @@ DATASETS = {
             note="1,797 images of 8×8, part of scikit-learn: no download",
         ),
         Dataset(
+            "fashion", 10, 20, Normalise((0.2860,), (0.3530,)),
+            class_names=(
+                "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"
+            ),
+            note="6,000 images of Fashion-MNIST, 28×28, part of pfedgate: no download",
+        ),
+        Dataset(
             "cifar10", 10, 100, CIFAR, "uoft-cs/cifar10", Columns(image=("img", "image")),
             class_names=("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             note="60,000 colour images of 32×32",
@@ -85,7 +94,7 @@ def load(name: str, **options: Any) -> Federation:
     torch.uint8
     """
     data, sharing = find(name), read(Options, options, name)
-    arrays, notes = _digits() if name == "digits" else cache.read(prepare(name, sharing))
+    arrays, notes = (EMBEDDED[name](), {}) if name in EMBEDDED else cache.read(prepare(name, sharing))
     pool = ArrayPool(arrays["x"], arrays["y"], image=True)
     rows = sample(len(pool), data.samples if sharing.samples is None else sharing.samples, sharing.seed)
     partition = _partition(data, sharing, arrays, notes, rows).over(rows)
@@ -115,8 +124,8 @@ def prepare(name: str, options: Options | None = None) -> Path:
     folder to fetch it anew.
     """
     data, options = find(name), options or Options()
-    if name == "digits":
-        raise ValueError("digits needs no preparation: it is part of scikit-learn")
+    if name in EMBEDDED:
+        raise ValueError(f"{name} needs no preparation: it is installed already")
     if options.source not in ("auto", "local", "hub"):
         raise ValueError(unknown("source", options.source, ("auto", "local", "hub")))
     folder = sources.local_folder(name, options.data_dir) if options.source != "hub" else None
@@ -132,13 +141,23 @@ def prepare(name: str, options: Options | None = None) -> Path:
     return sources.from_hub(name, repo, data.columns, options.cache_dir, options.revision)
 
 
-def _digits() -> tuple[dict[str, Rows], dict[str, Any]]:
+def _digits() -> dict[str, Rows]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     # Values are 0…16; spread over a byte they are exact to half a grey level and stored like all images.
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
-    return {"x": Rows(x), "y": Rows(bunch.target.astype(np.int64))}, {}
+    return {"x": Rows(x), "y": Rows(bunch.target.astype(np.int64))}
+
+
+def _fashion() -> dict[str, Rows]:
+    """Class after class, as `scripts/embed-fashion.py` wrote them."""
+    packed = (Path(__file__).parent / "assets/fashion.npy.xz").read_bytes()
+    x = np.load(io.BytesIO(lzma.decompress(packed)), allow_pickle=False)
+    return {"x": Rows(x.reshape(-1, *x.shape[2:], 1)), "y": Rows(np.repeat(np.arange(len(x)), x.shape[1]))}
+
+
+EMBEDDED = {"digits": _digits, "fashion": _fashion}
 
 
 def _partition(
