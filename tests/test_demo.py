@@ -36,13 +36,13 @@ def test_the_same_seed_gives_the_same_accuracy_and_another_seed_another_split() 
     first, again = (demo.compare(budgets=[0.3], epochs=1, seed=1) for _ in range(2))
     for a, b in zip(first, again, strict=True):
         assert (a.name, a.accuracy, a.density, a.flops) == (b.name, b.accuracy, b.density, b.flops)
-    assert not demo.digits(1).y.equal(demo.digits(2).y)
+    assert not demo.digits(1)[1].equal(demo.digits(2)[1])
 
 
 def test_no_digit_is_in_both_parts() -> None:
-    split = demo.digits()
-    train = {tuple(row) for row in split.x.flatten(1).tolist()}
-    assert not train & {tuple(row) for row in split.test_x.flatten(1).tolist()}
+    x, _, test_x, _ = demo.digits()
+    train = {tuple(row) for row in x.flatten(1).tolist()}
+    assert not train & {tuple(row) for row in test_x.flatten(1).tolist()}
 
 
 def test_epochs_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:

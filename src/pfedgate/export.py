@@ -33,7 +33,7 @@ from pfedgate.runs import folder as runfolder
 from pfedgate.runs.gates import has_gates
 from pfedgate.training.fit import Score, evaluate
 
-FORMATS = ("pt2", "onnx", "pt")
+FORMATS = ("pt2", "onnx")
 FEW = 30  # clients whose names fit into a message
 
 
@@ -119,7 +119,7 @@ def format_of(path: str | Path, wanted: str | None = None) -> str:
 
 
 def save(module: nn.Module, example: Tensor, path: str | Path, format: str | None = None) -> Path:
-    """Write a plain module to a file: for `torch.export.load` (pt2), ONNX runtimes (onnx), or `torch.load` (pt).
+    """Write a plain module to a file: for `torch.export.load` (pt2) or ONNX runtimes (onnx).
 
     `example` is a batch as the module takes it; batches of any size can be given to what is written.
     """
@@ -128,9 +128,6 @@ def save(module: nn.Module, example: Tensor, path: str | Path, format: str | Non
         need_onnx()
     target.parent.mkdir(parents=True, exist_ok=True)
     module.eval()
-    if how == "pt":
-        torch.save(module, target)
-        return target
     # A batch of one would be taken for a fixed size.
     example = example if len(example) > 1 else example.repeat_interleave(2, 0)
     sizes = ({0: torch.export.Dim("batch")},)

@@ -14,6 +14,7 @@ from tests.support.gates import BLOCKS, CLASSES, SHAPES, batch, changed_entries,
 from torch import Tensor
 
 from pfedgate.gating.gate.config import GateConfig
+from pfedgate.gating.gate.features import moments
 from pfedgate.gating.gate.network import Gate
 
 
@@ -153,7 +154,7 @@ def test_the_default_is_the_formula_of_the_findings() -> None:
 def _switchable(gate: Gate, x: Tensor) -> Tensor:
     norm = copy.deepcopy(gate.pre_norm)
     assert norm is not None
-    return norm(x.flatten(2)).view_as(x)  # type: ignore[no-any-return]
+    return norm(x.flatten(2), *moments(x)).view_as(x)  # type: ignore[no-any-return]
 
 
 def test_batchnorm_hides_the_batch_from_the_gate_and_block_norm_does_not() -> None:

@@ -69,7 +69,7 @@ def export(
         float | None, typer.Option("--budget", help="Share of the dense model; by default the client's in the run.")
     ] = None,
     format: Annotated[
-        str | None, typer.Option("--format", metavar="pt2|onnx|pt", help="By default as the file's name ends.")
+        str | None, typer.Option("--format", metavar="pt2|onnx", help="By default as the file's name ends.")
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -202,9 +202,8 @@ class SwitchableNorm(nn.Module):
     ``track=False`` never estimates anything over a batch: the batch part of the mixture is then the stored
     running statistics (mean 0 and variance 1 at first) in training too: samples cannot influence each other.
 
-    >>> norm = SwitchableNorm(channels=3, rank=4)
-    >>> out = norm(5 + torch.randn(8, 3, 6, 6))
-    >>> bool(out.mean().abs() < 0.1)
+    >>> norm, x = SwitchableNorm(channels=3, rank=4), 5 + torch.randn(8, 3, 6, 6)
+    >>> bool(norm(x.flatten(2), *moments(x)).mean().abs() < 0.1)
     True
     """
 
@@ -226,18 +225,7 @@ class SwitchableNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
         self.register_buffer("batches_seen", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x`` itself. The gate calls :meth:`pooled` instead, which needs no pass over ``x``."""
-        if x.dim() != self.rank or x.shape[1] != self.channels:
-            raise ValueError(
-                f"SwitchableNorm was built for rank {self.rank} and {self.channels} channels (dimension 1), "
-                f"got shape {tuple(x.shape)}"
-            )
-        x = x.detach().to(self.weight.dtype)
-        mean, var = moments(x)
-        return self.pooled(x.flatten(2) if self.rank > 2 else x.unsqueeze(2), mean, var).reshape(x.shape)
-
-    def pooled(self, pooled: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    def forward(self, pooled: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """Normalise already pooled values ``[N, C, P]``, given mean and variance ``[N, C]`` of the raw input.
 
         Equal to pooling after normalising, because both maps are affine per (sample, channel).

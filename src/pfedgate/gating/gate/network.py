@@ -124,7 +124,7 @@ class Gate(nn.Module):
 
     def decide(self, seen: Features, *, mean: bool = True) -> GateOutput:
         """M, G and the class shift from what :meth:`read` saw (or from some of its rows)."""
-        h = (seen.pooled if self.pre_norm is None else self.pre_norm.pooled(*seen)).flatten(1)
+        h = (seen.pooled if self.pre_norm is None else self.pre_norm(*seen)).flatten(1)
         z = self.fc(h)
         shift = None
         if self.classes:
