@@ -18,7 +18,7 @@ ROOT = Path(pfedgate.__file__).parent
 # A room may import those on lower floors. Rooms of one floor do not know each other.
 FLOORS = [
     {"core"},
-    {"gating", "data", "models"},
+    {"gating", "data", "models", "fleet"},
     {"training"},
     {"algorithms"},
     {"engine"},

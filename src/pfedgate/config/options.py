@@ -24,6 +24,7 @@ from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, synthetic
 from pfedgate.data.sharing import Options as DataOptions
 from pfedgate.data.sharing import Sharing
+from pfedgate.fleet.pace import Pace
 
 REQUIRED = dataclasses.MISSING
 GIVEN = "given"  # the name of data or a model that came as a Python object
@@ -120,10 +121,10 @@ class Deploy:
 
 
 FIXED: dict[str, type[Any]] = {
-    "train": Train, "clients": Clients, "evaluate": Evaluate, "run": Session, "deploy": Deploy
+    "train": Train, "clients": Clients, "fleet": Pace, "evaluate": Evaluate, "run": Session, "deploy": Deploy
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
-SECTIONS = ("data", "model", "train", "algorithm", "clients", "evaluate", "run", "deploy")
+SECTIONS = ("data", "model", "train", "algorithm", "clients", "fleet", "evaluate", "run", "deploy")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from pfedgate.config.options import (
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import Options
+from pfedgate.fleet.pace import Pace
 
 __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
 
@@ -97,6 +98,7 @@ class Recipe:
     algorithm: Named
     train: Train = field(default_factory=Train)
     clients: Clients = field(default_factory=Clients)
+    fleet: Pace = field(default_factory=Pace)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
     deploy: Deploy = field(default_factory=Deploy)
@@ -126,12 +128,15 @@ class Recipe:
             novel=self.evaluate.novel,
             checkpoint_every=self.run.checkpoint_every,
             keep_best=self.run.keep_best,
+            fleet=self.fleet,
         )
 
     def tables(self) -> Tables:
-        """Plain values, section by section; options that are None are left out, and [deploy] if it says nothing."""
+        """Plain values, section by section; options that are None and silent [fleet] and [deploy] are left out."""
         tables: Tables = {}
-        for section in SECTIONS if self.deploy != Deploy() else SECTIONS[:-1]:
+        silent = {"fleet"} if self.fleet == Pace() else set()
+        silent |= {"deploy"} if self.deploy == Deploy() else set()
+        for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)
             plain = {"name": part.name, **part.options} if isinstance(part, Named) else dict(vars(part))
             options = options_of(section, plain.get("name", ""))

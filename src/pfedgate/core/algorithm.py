@@ -41,13 +41,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import nn
 
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
+from pfedgate.core.state import rebased
 from pfedgate.core.types import Card, Local, Round, State, Task, Update
 
 
@@ -105,6 +106,20 @@ class Algorithm:
     def landed(self, got: State, update: Update) -> State:
         """The client's own copy of the shared part after its training, for scores "after_local"."""
         return {**got, **update.shared}
+
+    def rebase(self, update: Update, sent: Sequence[State], power: float) -> Update:
+        """An update that comes late, as if its client had started from today's server.
+
+        `sent` is what the client would have been sent at each merge since it started, from the State it got to
+        today's. Default: every entry moves by what the server has learnt, discounted by its own staleness.
+        """
+        shared = {
+            name: rebased(value, [state[name] for state in sent], power)
+            if value.is_floating_point() and all(name in state and state[name].shape == value.shape for state in sent)
+            else value
+            for name, value in update.shared.items()
+        }
+        return replace(update, shared=shared)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The client's model: what is scored and exported. Default: the model with the values got.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -145,3 +146,28 @@ def finite_vector(vector: Tensor) -> bool:
     """Whether a vector has no NaN and no infinity."""
     # A finite dot product has only finite terms; an infinite one may be a mere overflow: look closer.
     return math.isfinite(torch.dot(vector, vector).item()) or bool(vector.isfinite().all())
+
+
+def staleness(history: Sequence[Tensor]) -> Tensor:
+    """For every entry, how many of the steps from one value to the next have changed it.
+
+    >>> staleness([torch.tensor([0.0, 5.0]), torch.tensor([1.0, 5.0]), torch.tensor([2.0, 5.0])]).tolist()
+    [2, 0]
+    """
+    steps = torch.zeros(history[0].shape, dtype=torch.int32, device=history[0].device)
+    for before, after in itertools.pairwise(history):
+        steps += before != after
+    return steps
+
+
+def rebased(value: Tensor, history: Sequence[Tensor], power: float) -> Tensor:
+    """What was learnt from the oldest value of `history`, as a step from its newest, discounted by staleness.
+
+    An entry that nobody has changed meanwhile keeps its bits.
+
+    >>> rebased(torch.tensor([3.0, 7.0]), [torch.tensor([1.0, 5.0]), torch.tensor([2.0, 5.0])], 1.0).tolist()
+    [3.0, 7.0]
+    """
+    stale = staleness(history)
+    moved = history[-1] + (value - history[0]) * (1.0 + stale).pow(-power).to(value.dtype)
+    return torch.where(stale > 0, moved, value)

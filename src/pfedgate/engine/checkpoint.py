@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class Checkpoint:
     server: State
     history: list[Record]
     commit: str
+    flights: State = field(default_factory=dict)  # what a policy has in flight, see `policies`
+    flying: list[Record] = field(default_factory=list)
 
 
 def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
@@ -54,7 +56,7 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
     groups: list[tuple[str, Any, Iterable[str]]] = [
         ("algorithm.", algorithm, algorithm.options()),
         ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last")),
-        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")),
+        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet")),
     ]
     if task.schedule.name in ("multi_step", "cosine"):
         groups.append(("", options, ["rounds"]))  # the schedule depends on it; a constant one may be continued

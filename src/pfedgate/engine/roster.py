@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pfedgate.core.errors import unknown
 from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation
 from pfedgate.engine.endpoint import POINTS
+from pfedgate.fleet.pace import Pace
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 RESOURCES = ("params", "flops", "activation_bytes", "latency_ms")
@@ -36,6 +37,7 @@ class Options:
     novel: bool = True  # after training, adapt and score the clients held out
     checkpoint_every: int = 1  # rounds; only with a folder
     keep_best: bool = True  # with a folder: keep the State that was best on validation
+    fleet: Pace = field(default_factory=Pace)  # the clients' devices, and whom a round waits for
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.evaluate_every < 0 or self.checkpoint_every < 1:
@@ -103,12 +105,20 @@ class Roster:
     def __iter__(self) -> Iterator[Card]:
         return (self.card(at) for at in range(len(self)))
 
-    def draw(self, sample: float | int, seed: int, round: int) -> list[Card]:
-        """The clients of a round, sorted; clients without training data are never drawn."""
-        able = np.flatnonzero(self.sizes)
-        if not len(able):
+    def wanted(self, sample: float | int) -> int:
+        """How many clients a round asks for; clients without training data do not count."""
+        able = int(np.count_nonzero(self.sizes))
+        if not able:
             raise ValueError("no client has training data")
-        wanted = sample if isinstance(sample, int) else max(1, int(sample * len(able)))
+        return min(able, sample if isinstance(sample, int) else max(1, int(sample * able)))
+
+    def draw(self, sample: float | int, seed: int, round: int, among: Ints | None = None) -> list[Card]:
+        """The clients of a round, sorted; clients without training data are never drawn.
+
+        `among` are the positions of the clients that may be drawn; default: all.
+        """
+        wanted = self.wanted(sample)
+        able = np.flatnonzero(self.sizes) if among is None else np.sort(among[self.sizes[among] > 0])
         generator = np.random.default_rng(key(seed, "sample", round))
         places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
         return [self.card(int(able[at])) for at in np.sort(places)]

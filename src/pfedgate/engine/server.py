@@ -28,9 +28,12 @@ from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
 from pfedgate.engine.endpoint import NOVEL, Endpoint, Reply, Scored, serve
 from pfedgate.engine.metrics import Record
+from pfedgate.engine.policies import policy
 from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
 from pfedgate.engine.workers import steady
+from pfedgate.fleet.clock import Clock
+from pfedgate.fleet.devices import Fleet
 from pfedgate.training.stacked import group_size
 
 __all__ = ["Cards", "ClientError", "Exchange", "Options", "Result", "run", "serve"]
@@ -129,6 +132,11 @@ class Engine:
         self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
         self.roster = Roster.of(federation, "clients", options)
         self.novel = Roster.of(federation, "novel", options)
+        clock = None
+        if options.fleet.devices:
+            everyone = [*self.roster.ids, *self.novel.ids]
+            clock = Clock(Fleet.of(options.fleet.devices, everyone, options.seed), options.seed)
+        self.policy = policy(options.fleet, algorithm, self.roster, options.sample, clock)
         self.folder = None if folder is None else RunFolder(folder, resume=resume)
         self.start: Checkpoint | None = None
         self.store: Store = TemporaryStore() if shared else MemoryStore()
@@ -146,6 +154,8 @@ class Engine:
             history: list[Record] = []
         else:
             server, history = self.start.server, list(self.start.history)
+            self.policy.now = history[-1].get("virtual_seconds", 0.0) if history else 0.0
+            self.policy.load(self.start.flights, self.start.flying)
             self._keep_best(server, history)
         self._tell({"event": "start", "round": len(history), "rounds": options.rounds})
         scores: list[Scored] = []
@@ -196,30 +206,45 @@ class Engine:
 
     def _train(self, reach: Exchange, server: State, round: Round) -> tuple[State, Record, list[Record]]:
         """Draw, send, train, check, add, result: the next State, the round's record, a line for every client."""
-        cards = self.roster.draw(self.options.sample, self.options.seed, round.index)
+
+        def train(server: State, round: Round, cards: Sequence[Card]) -> Iterator[Reply]:
+            record["sampled"] += len(cards)
+            return reach.train(server, round, self._chunks(cards))
+
         lines: list[Record] = []
         numbers: list[Mapping[str, float]] = []
         refusals: list[str] = []
-        record: Record = {"round": round.index + 1, "sampled": len(cards), "lr_factor": round.factor}
+        joules, dropped = 0.0, 0
+        record: Record = {"round": round.index + 1, "sampled": 0, "lr_factor": round.factor}
         record |= {"bytes_up": 0, "bytes_down": 0}
         with seeded(self.options.seed, "merge", round.index):
             merger = self.algorithm.merger(server, round)
-            for reply in reach.train(server, round, self._chunks(cards)):  # sends, trains and checks
+            for arrival in self.policy.arrivals(train, server, round):  # draws, sends, trains, checks and times
+                reply, cost = arrival.reply, arrival.cost
                 client, update, reason = reply.card.id, reply.update, reply.reason or "no reply"
-                if update is not None:
+                if update is not None and not arrival.dropped:
                     reason = merger.add(reply.card, update) or ""
                 line = {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
                 record["bytes_up"] += reply.up
                 record["bytes_down"] += reply.down
-                if update is None or reason:
+                if cost is not None:
+                    line |= {"began": arrival.began, "seconds": cost.seconds, "joules": cost.joules}
+                    joules += cost.joules
+                if arrival.dropped:
+                    dropped += 1
+                    line[arrival.dropped] = 1
+                elif update is None or reason:
                     refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
                 else:
                     numbers.append(update.metrics)
                     line.update(update.metrics)
                 lines.append(line)
-            if not numbers:
+            if not numbers and not dropped:
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
-            server = merger.result()
+            if numbers:
+                server = merger.result()
+        if self.policy.clock is not None:
+            record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
         record |= {"refused": len(refusals), **metrics.means(numbers)}
         return server, record | ({"refusals": refusals} if refusals else {}), lines
 
@@ -238,7 +263,7 @@ class Engine:
         if done % self.options.checkpoint_every and done != self.options.rounds and not best:
             return
         about = fingerprint(self.algorithm, self.options)
-        self.folder.save(Checkpoint(server, history, self.store.tag), about)
+        self.folder.save(Checkpoint(server, history, self.store.tag, *self.policy.save()), about)
         self.store.commit()
         self._keep_best(server, history)
 

@@ -16,6 +16,7 @@ and `tiles` how a model is cut into parts, which are sent and merged.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -25,12 +26,12 @@ from torch import Tensor, nn
 from pfedgate.algorithms import register
 from pfedgate.algorithms.pfedgate import tiles as wire
 from pfedgate.algorithms.pfedgate.personal import Personal, Setting, fresh_gate, start_at_labels, workspace
-from pfedgate.algorithms.pfedgate.tiles import BLOCKS, SparseMean, TileMean, Tiles
+from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES, SparseMean, TileMean, Tiles
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import persistent_buffers, smallest_batch
-from pfedgate.core.state import clone, flat, inside, pick, under
+from pfedgate.core.state import clone, flat, inside, pick, rebased, staleness, under
 from pfedgate.core.types import CPU, Card, Local, Round, State, Update
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.optimizer import LiveOptimizer
@@ -139,6 +140,18 @@ class PFedGate(Algorithm):
         else:
             vector = vector + wire.unpack_tiles(update.shared, self.tiles, torch.zeros_like(vector))
         return {**got, **wire.shaped(vector, self.names, got), **wire.beside(update)}
+
+    def rebase(self, update: Update, sent: Sequence[State], power: float) -> Update:
+        """A late update: each tile moves by what others taught it meanwhile, and counts by its own staleness."""
+        places = self.tiles.positions(update.shared[BLOCKS])
+        history = [flat(pick(state, self.names)).cpu()[places] for state in sent]
+        values = update.shared[VALUES]
+        if self.upload is None:
+            values = rebased(values, history, power)
+        else:  # differences are already relative to what the client got
+            values = values * (1.0 + staleness(history)).pow(-power)
+        buffers = super().rebase(Update(wire.beside(update), update.weight), sent, power).shared
+        return replace(update, shared={BLOCKS: update.shared[BLOCKS], VALUES: values, **buffers})
 
     def check(self, got: State, update: Update) -> str | None:
         """Block ids in range and unique, as many values as they need; buffers as sent."""
