@@ -85,7 +85,7 @@ def client(
         )
     which = "best" if (run.path / "best.safetensors").exists() else "last"
     server, store = run.server(which), run.store(which)
-    card = _card(Roster.of(plan.federation, "clients", plan.options), id)
+    card = _card(Roster.of(plan.federation, "clients", plan.options, plan.algorithm), id)
     card = card if budget is None else replace(card, budget=budget)
     round = Round(max(0, len(run.metrics) - 1), plan.options.rounds, plan.options.seed)
     local = Endpoint(plan.algorithm, plan.federation, store).local(card, round)

@@ -93,7 +93,7 @@ def test_a_budget_from_a_device_keeps_memory_and_deadline(
     memory = model + shares["params"] * 2 * model + shares["activation_bytes"] * activations
     assert memory <= device.memory_mb * 1e6 * (1 + 1e-9)
     time = 8e-6 * model / device.down_mbps + 1e-3 * device.overhead_ms * steps
-    time += shares["flops"] * flops / (1e9 * device.gflops) + 8e-6 * shares["upload"] * model / device.up_mbps
+    time += shares["flops"] * flops / (1e9 * device.gflops) + 8e-6 * shares["params"] * model / device.up_mbps
     assert time <= deadline * (1 + 1e-9)
     assert all(0 < share <= 1 for share in shares.values())
 

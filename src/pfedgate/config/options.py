@@ -63,7 +63,8 @@ class Clients:
     fraction: float = 1.0  # share of the clients sampled each round; the paper's main tables use all
     number: int | None = None  # clients sampled each round, instead of fraction
     # Share of the dense model a client can afford; also one per client, { id = budget }, a distribution such as
-    # { "0.5" = 0.5, "0.1" = 0.5 }, resources { params = 0.5, latency_ms = 8 }, or the path of a CSV of devices.
+    # { "0.5" = 0.5, "0.1" = 0.5 }, resources { params = 0.5, latency_ms = 8 }, the path of a CSV of devices,
+    # or "device": what its device in [fleet] can train within memory, deadline and data plan.
     budget: Any = 1.0
     novel: float = 0.0  # share of clients held out of training, to be met afterwards (the paper: 0.2)
     agg_norm: str = "sampled"  # average over the sampled clients; "all" counts the others as unchanged

@@ -42,7 +42,7 @@ from pfedgate.config.options import (
 )
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.types import Optim, Schedule
-from pfedgate.engine.roster import Options
+from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
 
 __all__ = ["GIVEN", "PLACES", "Named", "Recipe", "RecipeError", "essence", "resolve", "settings"]
@@ -368,6 +368,8 @@ def _budget(value: Any) -> Any:
     >>> _budget({"0": {"5": 0.25, "1": 0.75}})
     {'0.5': 0.25, '0.1': 0.75}
     """
+    if value == DEVICE:
+        return value
     if isinstance(value, str):
         return str(Path(value).expanduser().resolve())
     if isinstance(value, Mapping):

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
+from pfedgate.core.modules import skeleton
 from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation
 from pfedgate.engine.endpoint import POINTS
+from pfedgate.fleet.clock import Clock
+from pfedgate.fleet.devices import Device, Fleet, Need
 from pfedgate.fleet.pace import Pace
+from pfedgate.training.workspace import flops_per_sample, saved_bytes_per_sample
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+DEVICE = "device"  # a budget that follows from the client's device
 RESOURCES = ("params", "flops", "activation_bytes", "latency_ms")
 
 
@@ -74,8 +83,11 @@ class Roster:
         self._budgets = [given[at] for at in order]
 
     @classmethod
-    def of(cls, source: Federation | Cards, group: str, options: Options) -> Roster:
-        """The training (`clients`) or the held-out (`novel`) clients of a federation, or of some cards."""
+    def of(cls, source: Federation | Cards, group: str, options: Options, algorithm: Algorithm | None = None) -> Roster:
+        """The training (`clients`) or the held-out (`novel`) clients of a federation, or of some cards.
+
+        With the budget "device" the algorithm's task says how much there is to train.
+        """
         if isinstance(source, Cards):
             cards = getattr(source, group)
             return cls([c.id for c in cards], [c.n_train for c in cards], [c.budget for c in cards])
@@ -93,6 +105,11 @@ class Roster:
             sizes = [by_id[client] for client in ids]
         else:
             sizes = [source.part(client, "train").n for client in ids]
+        if given == DEVICE:
+            if not options.fleet.devices or algorithm is None:
+                raise ValueError('clients.budget = "device" needs to know the devices: set fleet.devices')
+            afford = affordable(algorithm, clock_of(source, options).fleet, options.fleet.deadline)
+            return cls(ids, sizes, [afford(client, n) for client, n in zip(ids, sizes, strict=True)])
         return cls(ids, sizes, budgets(given, ids, options.seed))
 
     def __len__(self) -> int:
@@ -140,6 +157,8 @@ def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
     [0.3, 1.0]
     """
     where = "the mapping"
+    if spec == DEVICE:
+        raise ValueError('the budget "device" is for simulated fleets: give a node its own in --node-config')
     if isinstance(spec, (int, float)):
         return [_budget(spec)] * len(ids)
     if isinstance(spec, (str, Path)):
@@ -212,3 +231,30 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: device {client!r} occurs twice")
         devices[client] = _budget(row.pop("budget", None) or {name: value for name, value in row.items() if value})
     return devices
+
+
+def clock_of(source: Federation | Cards, options: Options) -> Clock:
+    """The virtual clock of a run: every client of the federation has a device."""
+    clients = [*source.clients, *source.novel]
+    ids = [client.id if isinstance(client, Card) else client for client in clients]
+    return Clock(Fleet.of(options.fleet.devices, ids, options.seed), options.seed)
+
+
+def affordable(algorithm: Algorithm, fleet: Fleet, deadline: float | None) -> Callable[[str, int], Budget]:
+    """What a client's device can train within its memory, the deadline and its data plan, as `clients.budget`."""
+    task = algorithm.task
+
+    @cache
+    def of(device: Device, n: int) -> Budget:
+        steps = task.steps if task.steps is not None else task.epochs * -(-n // task.batch)
+        samples = n * task.epochs if task.steps is None else steps * min(task.batch, n)
+        sample = torch.Size(task.inputs.shape[1:])
+        need = Need(
+            params=sum(value.numel() for _, value in skeleton(task.model).named_parameters()),
+            flops=samples * flops_per_sample(task.model, None, sample, task.inputs.dtype, True),
+            activation_bytes=min(task.batch, n) * saved_bytes_per_sample(task.model, sample, task.inputs.dtype),
+            steps=steps,
+        )
+        return device.budget(need, math.inf if deadline is None else deadline)
+
+    return lambda client, n: of(fleet.device(client), n) if n else 1.0

@@ -29,11 +29,9 @@ from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
 from pfedgate.engine.endpoint import NOVEL, Endpoint, Reply, Scored, serve
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.policies import policy
-from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster
+from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster, clock_of
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
 from pfedgate.engine.workers import steady
-from pfedgate.fleet.clock import Clock
-from pfedgate.fleet.devices import Fleet
 from pfedgate.training.stacked import group_size
 
 __all__ = ["Cards", "ClientError", "Exchange", "Options", "Result", "run", "serve"]
@@ -130,12 +128,9 @@ class Engine:
         shared: bool,
     ) -> None:
         self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
-        self.roster = Roster.of(federation, "clients", options)
-        self.novel = Roster.of(federation, "novel", options)
-        clock = None
-        if options.fleet.devices:
-            everyone = [*self.roster.ids, *self.novel.ids]
-            clock = Clock(Fleet.of(options.fleet.devices, everyone, options.seed), options.seed)
+        self.roster = Roster.of(federation, "clients", options, algorithm)
+        self.novel = Roster.of(federation, "novel", options, algorithm)
+        clock = clock_of(federation, options) if options.fleet.devices else None
         self.policy = policy(options.fleet, algorithm, self.roster, options.sample, clock)
         self.folder = None if folder is None else RunFolder(folder, resume=resume)
         self.start: Checkpoint | None = None

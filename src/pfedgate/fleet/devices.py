@@ -68,27 +68,28 @@ class Device:
     def budget(self, need: Need, deadline: float = math.inf) -> dict[str, float]:
         """The shares of a dense model that this device can train within its memory, its data plan and a deadline.
 
-        Memory holds the whole model and, of what is live, gradient, momentum and activations. Time is download,
-        the fixed part of every step, FLOPs and upload. The result has `params`, `flops` and `activation_bytes` as
-        `clients.budget` takes them, and `upload`, the share of the model that may be sent; 1 where nothing binds.
+        Memory holds the whole model and, of what is live, gradient, momentum and activations. Time is download, the
+        fixed part of every step, FLOPs, and the upload of the blocks that are live. The result has `params`, `flops`
+        and `activation_bytes` as `clients.budget` takes them, and `upload` where the data plan allows only a part.
 
         >>> need = Need(params=250_000, flops=2e9, activation_bytes=20e6, steps=3)
         >>> shares = Fleet.kinds("phones")["old"].budget(need, deadline=1.0)
         >>> {name: round(share, 2) for name, share in shares.items()}
-        {'params': 1.0, 'flops': 0.2, 'activation_bytes': 1.0, 'upload': 0.2}
+        {'params': 0.09, 'flops': 0.09, 'activation_bytes': 1.0}
         """
         model = 4.0 * need.params
         memory = (1e6 * self.memory_mb - model) / (2 * model + need.activation_bytes)
-        plan = 1e6 * self.upload_mb / model
+        plan = min(1.0, 1e6 * self.upload_mb / model)
         fixed = 8e-6 * model / self.down_mbps + 1e-3 * self.overhead_ms * need.steps
-        variable = need.flops / (1e9 * self.gflops) + 8e-6 * model * min(1.0, plan) / self.up_mbps
-        time = (deadline - fixed) / variable
-        shares = {
-            "params": memory, "flops": time, "activation_bytes": memory, "upload": min(plan, time)
-        }  # fmt: skip
-        if (least := min(shares.values())) <= 0:
-            reason = f"a deadline of {deadline} s" if time <= 0 else f"{self.memory_mb} MB"
-            raise ValueError(f"device {self.kind!r} cannot train any part of this model within {reason} ({least:.2g})")
+        variable = need.flops / (1e9 * self.gflops) + 8e-6 * model * plan / self.up_mbps
+        # Two deviations of jitter are kept free, and room for blocks that only some batches use.
+        time = (0.95 * deadline / math.exp(2 * self.jitter) - fixed) / variable
+        if min(memory, time) <= 0:
+            limit = f"a deadline of {deadline:g} s" if time <= 0 else f"{self.memory_mb} MB"
+            raise ValueError(f"device {self.kind!r} cannot train any part of this model within {limit}")
+        shares = {"params": min(memory, time), "flops": time, "activation_bytes": memory}
+        if plan < 1:
+            shares["upload"] = plan
         return {name: min(1.0, share) for name, share in shares.items()}
 
 

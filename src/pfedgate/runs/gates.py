@@ -63,7 +63,7 @@ def look(
         return
     endpoint = Endpoint(algorithm, federation, store)
     round = Round(max(0, done - 1), options.rounds, options.seed)
-    for card in islice(Roster.of(federation, "clients", options), MOST_CLIENTS):
+    for card in islice(Roster.of(federation, "clients", options, algorithm), MOST_CLIENTS):
         private = store.get(card.id)
         if not private:
             continue

@@ -62,7 +62,7 @@ class Bench:
     def of(cls, recipe: Recipe) -> Bench:
         """The client with most training samples, of a federation of its own."""
         plan = experiment.plan(recipe)
-        roster = Roster.of(plan.federation, "clients", plan.options)
+        roster = Roster.of(plan.federation, "clients", plan.options, plan.algorithm)
         card = max(roster, key=lambda card: card.n_train)
         seed, task = plan.options.seed, plan.algorithm.task
         reach = Endpoint(plan.algorithm, plan.federation, MemoryStore())

@@ -202,7 +202,7 @@ def global_model(run: Run) -> Record:
     """How the shared model does without gates: as it is, and after a round of FedAvg with it."""
     plan = experiment.plan(run.recipe)
     plain = algorithms.build("fedavg", plan.algorithm.task)
-    server, roster = run.server(), Roster.of(plan.federation, "clients", plan.options)
+    server, roster = run.server(), Roster.of(plan.federation, "clients", plan.options, plan.algorithm)
     done = len(run.metrics)
     round = Round(done, done + 1, plan.options.seed)
     reach = Endpoint(plain, plan.federation, MemoryStore())

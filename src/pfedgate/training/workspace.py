@@ -210,6 +210,26 @@ def flops_per_sample(
     return float(counter.total) / 2
 
 
+@lru_cache(maxsize=64)
+def saved_bytes_per_sample(task_model: Any, sample: torch.Size, dtype: torch.dtype) -> float:
+    """Bytes of one sample that the forward pass keeps for the backward pass, parameters not counted."""
+    model = fresh(task_model)
+    model.train()
+    own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
+    sizes: dict[int, tuple[Tensor, int]] = {}  # by address; a tensor is held, so that no address is used twice
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = (tensor, storage.nbytes())
+        return tensor
+
+    x = torch.zeros((2, *sample), dtype=dtype)
+    with seeded(0, "flops"), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(x)
+    return sum(size for _, size in sizes.values()) / 2
+
+
 class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts as `FlopCounterMode` does, by its formulas, but without loading the compiler (two seconds a process)."""
 

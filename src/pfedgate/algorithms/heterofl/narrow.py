@@ -162,7 +162,11 @@ def width_for(task: Task, budget: Budget) -> float:
     A number is a share of the parameters: the width whose own share is nearest (layers have whole units, so it may be
     a little more or less). Bounds by resource ({"flops": 0.3}) are kept: the largest width within all of them.
     """
-    bounds = tuple(sorted(budget.items())) if isinstance(budget, Mapping) else float(budget)
+    bounds: float | tuple[tuple[str, float], ...] = 0.0
+    if isinstance(budget, Mapping):  # a width sends the parameters it has: a cap on the upload is one on them
+        bounds = tuple(sorted(("params" if name == "upload" else name, bound) for name, bound in budget.items()))
+    else:
+        bounds = float(budget)
     return _width_for(task.model, task.inputs, bounds)
 
 

@@ -16,7 +16,7 @@ and `tiles` how a model is cut into parts, which are sent and merged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -93,7 +93,7 @@ class PFedGate(Algorithm):
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local.card, local.device)
         loss, live = self._fit(personal, local)
-        packed, residual = self.pack(got, personal.vector(), live, private)
+        packed, residual = self.pack(got, personal.vector(), live, private, local.card)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / self.tiles.length
         shared = {**packed, **clone(persistent_buffers(personal.gated.model))}
         metrics = {"loss": loss, "q": q, "flops": personal.flops, **personal.stats()}
@@ -108,20 +108,22 @@ class PFedGate(Algorithm):
         loss, _ = loop(self.task, local, lambda batch: personal.step(stepper, self.task.loss, batch, self._size))
         return loss, personal.live_tiles(stepper)
 
-    def pack(self, got: State, vector: Tensor, ids: Tensor, private: State) -> tuple[State, State]:
+    def pack(self, got: State, vector: Tensor, ids: Tensor, private: State, card: Card) -> tuple[State, State]:
         """The upload of a trained `vector`, and under a cap the rest, which stays private for later.
 
         Tiles travel as values, or under a cap as differences to what the client got, because what is left behind now
         must add up later.
         """
         if self.upload is None:
+            if self._data_plan(card) < 1:
+                raise ValueError("its data plan allows a part of the model only: set algorithm.upload, such as 1.0")
             return wire.pack_tiles(vector, ids, self.tiles), {}
         difference = vector.cpu() - flat(pick(got, self.names)).cpu()
         difference = difference + private.get("residual", torch.zeros_like(difference))
         waiting = torch.zeros(self.tiles.count, dtype=torch.bool)
         waiting[ids] = True
         waiting[self.tiles.owner[difference != 0]] = True
-        room = int(self.upload * 4 * self.tiles.length)
+        room = int(min(self.upload, self._data_plan(card)) * 4 * self.tiles.length)
         ids, residual = wire.cap_upload(difference, waiting.nonzero()[:, 0], self.tiles, room)
         return wire.pack_tiles(difference, ids, self.tiles), {"residual": residual}
 
@@ -255,8 +257,15 @@ class PFedGate(Algorithm):
         least = 2 * smallest_batch(self.task.model) - 1
         return None if self.microbatches == 1 else max(least, self.task.batch // self.microbatches)
 
+    @staticmethod
+    def _data_plan(card: Card) -> float:
+        """The share of the model that this client may send, where its device says so."""
+        return card.budget.get("upload", 1.0) if isinstance(card.budget, Mapping) else 1.0
+
     def _budget(self, card: Card) -> Budget:
         plan, value = self._workspace().gated.plan, card.budget
+        if isinstance(value, Mapping):
+            value = {name: bound for name, bound in value.items() if name != "upload"}
         plain = self.resources != "all" and isinstance(value, float | int)
         budget = Budget.of(value, tuple(self.resources.split("+"))) if plain else plan.budget(value)
         if self._size is None or budget.activation_bytes is None:
