@@ -75,7 +75,7 @@ class Device:
         >>> need = Need(params=250_000, flops=2e9, activation_bytes=20e6, steps=3)
         >>> shares = Fleet.kinds("phones")["old"].budget(need, deadline=1.0)
         >>> {name: round(share, 2) for name, share in shares.items()}
-        {'params': 0.09, 'flops': 0.09, 'activation_bytes': 1.0}
+        {'params': 0.08, 'flops': 0.08, 'activation_bytes': 1.0}
         """
         model = 4.0 * need.params
         memory = (1e6 * self.memory_mb - model) / (2 * model + need.activation_bytes)
