@@ -146,7 +146,8 @@ def test_figures(content: dict, tmp_path: Path) -> None:
     files = draw_all(content, tmp_path, "svg")
     assert [path.name for path in files] == [
         "accuracy-rounds.svg", "accuracy-bytes.svg", "accuracy-seconds.svg", "clients-sorted.svg",
-        "clients-difference.svg", "density-q.svg", "blocks.svg", "gate-weights.svg", "gate-tree.svg", "partition.svg",
+        "clients-difference.svg", "density.svg", "q.svg", "uploaded.svg", "blocks.svg", "gate-M.svg", "gate-G.svg",
+        "changes.svg", "tree.svg", "partition-0.svg",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"<svg") for path in files)
     for name, texts in {"accuracy-rounds": ("round", "accuracy, %"), "clients-sorted": ("accuracy, %",)}.items():
@@ -171,7 +172,9 @@ def test_without_the_extra_the_error_names_the_remedy(tmp_path: Path, monkeypatc
 
 def test_figures_without_anything_to_show_are_left_out(content: dict) -> None:
     plain = {**content, "runs": [{**content["runs"][1], "baseline": None}], "baseline": None, "partitions": []}
-    assert set(figures(plain)) == {"accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted"}
+    assert set(figures(plain)) == {
+        "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted", "uploaded",
+    }  # fmt: skip
 
 
 def test_a_tree_for_every_gated_run_and_a_picture_of_every_partition(content: dict) -> None:
@@ -179,10 +182,8 @@ def test_a_tree_for_every_gated_run_and_a_picture_of_every_partition(content: di
     twice = {**content, "partitions": content["partitions"] * 2}
     twice["runs"] = [first, {**first, "label": "pfedgate, budget 0.3"}, other]
     files = figures(twice)
-    trees = [name for name in files if "tree" in name]
-    assert trees == ["gate-tree-1-pfedgate", "gate-tree-2-pfedgate-budget-0.3"]
-    assert files[trees[1]]["title"] == "pfedgate, budget 0.3: gates, which started from class frequencies"
-    assert [name for name in files if "partition" in name] == ["partition-1", "partition-2"]
+    assert [part["title"].split(":")[0] for part in files["tree"]["vconcat"]] == ["pfedgate", "pfedgate, budget 0.3"]
+    assert [name for name in files if "partition" in name] == ["partition-0", "partition-1"]
 
 
 @pytest.mark.parametrize("label", ["_old", "x$_$", "50 % $a$ b_c", "datum.run"])
@@ -190,12 +191,12 @@ def test_names_are_printed_as_they_are(content: dict, label: str) -> None:
     first, other = content["runs"]
     named = {**content, "runs": [{**first, "label": label}, {**other, "label": "other"}]}
     files = figures(named)
-    for name in ("accuracy-rounds", "clients-sorted", "density-q", "blocks", "gate-tree"):
+    for name in ("accuracy-rounds", "clients-sorted", "density", "blocks", "tree"):
         assert label in vl_convert.vegalite_to_svg(files[name], vl_version=VEGA_LITE), name
 
 
 def test_clients_and_classes_are_named(content: dict) -> None:
     partition = content["partitions"][0]
-    drawn = vl_convert.vegalite_to_svg(figures(content)["partition"], vl_version=VEGA_LITE)
+    drawn = vl_convert.vegalite_to_svg(figures(content)["partition-0"], vl_version=VEGA_LITE)
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     assert set(texts) >= {*partition["clients"], *partition["classes"]}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pfedgate.core.drawing import COLUMN, FORMATS, PAGE, Spec, save
+from pfedgate.core.drawing import FORMATS, PAGE, Spec, save
 from pfedgate.core.errors import unknown
 from pfedgate.data.show import partition_chart
 from pfedgate.report import charts, gate_charts
@@ -43,14 +42,14 @@ class Card:
     half: bool = False
 
 
-def learning(content: Content) -> list[Card]:
+def learning(content: Content, wide: int = WIDE) -> list[Card]:
     """Metrics over rounds, bytes and seconds; nothing before the first evaluation."""
     cards = []
     for along, title in (("round", "Over rounds"), ("bytes", "Over bytes sent and received"), ("seconds", "Over time")):
         half = along != "round"
         name = f"accuracy-{along}" if half else "accuracy-rounds"
         specs = {
-            metric.replace("_", " "): charts.curves(content, along, metric, width=WIDE, height=220 if half else 300)
+            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=220 if half else 300)
             for metric in charts.METRICS
         }
         views = [View(spec, choice=(metric,)) for metric, spec in specs.items() if spec]
@@ -58,16 +57,16 @@ def learning(content: Content) -> list[Card]:
     return cards
 
 
-def clients(content: Content) -> list[Card]:
+def clients(content: Content, wide: int = WIDE) -> list[Card]:
     """Every client of every run, and against the baseline."""
     caption = "In the last round. Each run sorted on its own. Rings: the bottom decile, the client at the worst tenth; "
     cards = _single(
         "clients-sorted", "Accuracy of every client, worst first",
-        charts.sorted_clients(content, width=WIDE, height=300), caption + "shaded: those below it.",
+        charts.sorted_clients(content, width=wide, height=300), caption + "shaded: those below it.",
     )  # fmt: skip
     views = [
         View(
-            charts.difference(run, base, width=WIDE, height=260), _differences(run, base), (run["label"],),
+            charts.difference(run, base, width=wide, height=260), _differences(run, base), (run["label"],),
             f"Difference to {base['label']}, client by client",
         )
         for run, base in _compared(content["runs"])
@@ -100,10 +99,10 @@ def _differences(run: Content, base: Content) -> str:
     )
 
 
-def cost(content: Content) -> list[Card]:
+def cost(content: Content, wide: int = WIDE) -> list[Card]:
     """Density, q and uploaded bytes over rounds."""
     density, q, uploaded = (
-        charts.cost(content, key, name, width=WIDE, height=220)
+        charts.cost(content, key, name, width=wide, height=220)
         for key, name in (("density", "density"), ("q", "q"), ("bytes_up", "uploaded"))
     )
     mean = "In training, mean over the clients of a round."
@@ -115,7 +114,7 @@ def cost(content: Content) -> list[Card]:
     ]
 
 
-def gates(content: Content) -> list[Card]:
+def gates(content: Content, wide: int = WIDE) -> list[Card]:
     """Blocks, weights over rounds, how masks differ, and the tree."""
     runs = [run for run in content["runs"] if run["gates"]]
     blocks: list[View] = []
@@ -127,17 +126,17 @@ def gates(content: Content) -> list[Card]:
         orders = {"at": "by client", **({"rank": "by likeness"} if facts["tree"] else {})}
         for cells, order in itertools.product(CELLS, orders):
             if cells == "kept" or facts[cells]:
-                spec = gate_charts.block_map(content, run, cells, order, width=WIDE)
+                spec = gate_charts.block_map(content, run, cells, order, width=wide)
                 blocks.append(View(spec, _blocks(run, cells), (label, CELLS[cells], orders[order])))
         for path, layer, form in itertools.product(over_rounds, facts["over_rounds"], FORMS):
             draw, meaning = FORMS[form]
-            spec = draw(content, run, path, layer, width=WIDE // 2, height=240)
+            spec = draw(content, run, path, layer, width=wide // 2, height=240)
             caption = f"{owner}Over {_first(facts)}clients and blocks: {meaning}."
             over_rounds[path].append(View(spec, caption, (label, layer, form)))
         if facts["tree"]:
-            trees.append(View(gate_charts.tree(content, run, width=WIDE), owner + _tree(run), (label,)))
+            trees.append(View(gate_charts.tree(content, run, width=wide), owner + _tree(run), (label,)))
     caption = "Thick: share of blocks on which two clients disagree. Thin: share that changed for a client since the "
-    changes = gate_charts.changes(content, width=WIDE, height=220)
+    changes = gate_charts.changes(content, width=wide, height=220)
     half = ("run", "layer", "form")
     cards = [
         Card("blocks", "Which blocks each client keeps", blocks, ("run", "cells", "order")),
@@ -196,7 +195,7 @@ def _tree(run: Content) -> str:
     return f"Ward's clustering of the gates' parameters{beside}. {started}"
 
 
-def data(content: Content) -> list[Card]:
+def data(content: Content, wide: int = WIDE) -> list[Card]:
     """Samples of each client by class, for every partition."""
     cards = []
     for at, partition in enumerate(content["partitions"]):
@@ -207,7 +206,7 @@ def data(content: Content) -> list[Card]:
         novel = " The second colour: novel clients, held out of training." if any(partition["novel"]) else ""
         caption = f"{owners}{_how(partition)}. Areas or shades: samples of a class.{novel}{more}"
         title = f"{partition['name']}: samples of each client by class"
-        cards += _single(f"partition-{at}", title, _partition(partition, WIDE), caption)
+        cards += _single(f"partition-{at}", title, _partition(partition, wide), caption)
     return cards
 
 
@@ -221,45 +220,24 @@ def _partition(partition: Content, width: int) -> Spec:
     )
 
 
-SECTIONS: dict[str, Callable[[Content], list[Card]]] = {
+SECTIONS: dict[str, Callable[[Content, int], list[Card]]] = {
     "learning": learning, "clients": clients, "cost": cost, "gates": gates, "data": data,
 }  # fmt: skip
 
 
 def figures(content: Content) -> dict[str, Spec]:
-    """The figures for papers by file name: those of the page, sized for a column or a page, without what moves."""
-    runs = [run for run in content["runs"] if run["gates"]]
-    shares = [charts.cost(content, key, key, width=COLUMN - 60) for key in ("density", "q")]
-    differences = {
-        f"{run['label']} − {base['label']}; triangles: the worst tenth of {base['label']}": charts.difference(run, base)
-        for run, base in _compared(content["runs"])
-    }
-    weights = {
-        run["label"]: {"hconcat": [gate_charts.quantiles(content, run, path) for path in ("M", "G")]}
-        for run in runs
-        if run["gates"]["over_rounds"]
-    }
-    specs: dict[str, Spec | None] = {
-        "accuracy-rounds": charts.curves(content),
-        "accuracy-bytes": charts.curves(content, "bytes"),
-        "accuracy-seconds": charts.curves(content, "seconds"),
-        "clients-sorted": charts.sorted_clients(content),
-        "clients-difference": stack(differences),
-        "density-q": {"hconcat": [spec for spec in shares if spec]} if any(shares) else None,
-        "blocks": stack({f"{run['label']}: blocks kept": gate_charts.block_map(content, run) for run in runs}),
-        "gate-weights": stack(weights),
-    }
-    trees = [run for run in runs if run["gates"]["tree"]]
-    for run in trees:
-        at, label = content["runs"].index(run) + 1, run["label"]
-        name = re.sub(r"[^\w.=]+", "-", label).strip("-.")
-        start = ", which started from class frequencies" if run["gates"].get("from_labels") else ""
-        spec = {**gate_charts.tree(content, run), "title": f"{label}: gates{start}"}
-        specs["gate-tree" if len(trees) == 1 else f"gate-tree-{at}-{name}"] = spec
-    for at, partition in enumerate(content["partitions"], start=1):
-        spec = {**_partition(partition, PAGE - 40), "title": f"{partition['name']}: {_how(partition)}"}
-        specs["partition" if len(content["partitions"]) == 1 else f"partition-{at}"] = spec
-    return {name: still(spec) for name, spec in specs.items() if spec}
+    """The charts of the page by file name, as wide as a page of paper: of several runs one below the other."""
+    files = {}
+    for card in (card for make in SECTIONS.values() for card in make(content, PAGE)):
+        shown: dict[str, Spec] = {}
+        for view in card.views:
+            choice, first = (dict(zip(card.choices, one.choice, strict=True)) for one in (view, card.views[0]))
+            # A file shows every run, and the first of all other choices.
+            if all("run" in name or value == first[name] for name, value in choice.items()):
+                owner = choice.get("run") or choice.get("compared run") or ""
+                shown[": ".join(filter(None, (owner, view.title or card.title)))] = view.spec
+        files[card.name] = still(stack(shown) if len(shown) > 1 else card.views[0].spec)
+    return files
 
 
 def stack(specs: Mapping[str, Spec]) -> Spec | None:

@@ -280,7 +280,7 @@ def _tiles(content: Content) -> str:
         winners = [at for at in scores if content["table"]["rows"][at]["cells"][column]["best"]]
         first = (winners or list(scores))[0]
         if len(winners) == 1 or len(scores) == 1:
-            owner = runs[first]["label"] + _against(runs, first, number)
+            owner = runs[first]["label"]
         elif winners:
             owner = " and ".join(runs[at]["label"] for at in winners)
         else:
@@ -292,17 +292,6 @@ def _tiles(content: Content) -> str:
             f'<div class="who" title="{escape(owner)}">{mark}<span>{escape(owner)}</span></div></div>'
         )
     return f'<div class="grid">{"".join(tiles)}</div>'
-
-
-def _against(runs: Sequence[Content], at: int, number: str) -> str:
-    """A winner's number beside that of its baseline."""
-    base = None if runs[at]["baseline"] is None else runs[runs[at]["baseline"]]
-    if base is None or base["league"] is None or not base["summary"].get(number):
-        return ""
-    ours, theirs = runs[at]["summary"][number], base["summary"][number]
-    if number in ("accuracy", "bottom_decile"):
-        return f", {100 * (ours - theirs):+.1f} points to {base['label']}"
-    return f", {ours / theirs:.2f} of {base['label']}"
 
 
 def _clients(content: Content) -> str:
