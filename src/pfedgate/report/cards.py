@@ -220,7 +220,7 @@ def _partition(partition: Content, width: int) -> Spec:
     )
 
 
-SECTIONS: dict[str, Callable[[Content, int], list[Card]]] = {
+SECTIONS: dict[str, Callable[..., list[Card]]] = {
     "learning": learning, "clients": clients, "cost": cost, "gates": gates, "data": data,
 }  # fmt: skip
 
