@@ -39,7 +39,6 @@ UNITS: list[tuple[str, dict[str, Any], float]] = [
     ("knn_per", {}, 1.0),
     ("per_fedavg", {}, 2.0),
     ("per_fedavg", {"order": "hf"}, 4.0),
-    ("per_fedavg", {"order": "exact"}, 4.9),  # differentiating twice costs 2.9, not the 2 often quoted
 ]
 ids = [f"{name}{options or ''}" for name, options, _ in UNITS]
 

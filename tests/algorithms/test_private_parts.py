@@ -13,7 +13,6 @@ from tests.support.toys import clusters, first, local, normed_mlp, personal_dige
 from pfedgate import models as library
 from pfedgate.algorithms import build
 from pfedgate.algorithms import private_parts as parts
-from pfedgate.algorithms.lg_fedavg import SERVED
 from pfedgate.algorithms.private_parts import batch_norms, head, head_layer, layers, upper
 from pfedgate.core.state import digest, equal, inside, pick, split
 from pfedgate.core.types import Card, Round, Task
@@ -222,26 +221,6 @@ def test_fedbn_keeps_clients_without_data_as_they_are() -> None:
     for client in ("c1", "c4"):
         got, private = first(algorithm, local(federation, client))
         assert equal(algorithm.adapt(got, private, local(federation, client)), private)
-
-
-# -- LG-FedAvg's warm-up
-def test_after_the_warm_up_everybody_starts_from_the_warm_model_which_is_sent_once() -> None:
-    federation, given = clusters((24, 18, 30, 10, 20)), task(normed_mlp)
-    algorithm = build("lg_fedavg", given, warmup_rounds=2, global_part="upper")
-    warm = run(build("fedavg", given), federation, rounds=2, sample=2).server
-    result = run(algorithm, federation, rounds=6, sample=2)
-    own = algorithm.own  # type: ignore[attr-defined]
-    lower = split(warm, own.__contains__)[0]
-    assert equal(pick(result.server, own), pick(lower, own)), "the lower part moved after the warm-up"
-    assert not equal(pick(result.server, set(warm) - own), pick(warm, set(warm) - own))
-    sizes = [record["bytes_down"] for record in result.history]
-    assert sizes[0] == sizes[1] == sizes[2] > sizes[-1], "the lower part travels during the warm-up and once more"
-    assert result.store is not None
-    assert len(result.server[SERVED]) == len(result.store.clients())
-    for client in federation.clients:
-        one = local(federation, client, Round(index=6))
-        whole = set(algorithm.send(result.server, one.card, one.round)) == set(warm)
-        assert whole == (result.store.get(client) is None)
 
 
 def test_the_direction_can_be_turned_round() -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import initial, module, persistent_buffers, skeleton
-from pfedgate.core.seeds import key
 from pfedgate.core.state import inside, split, under
 from pfedgate.core.types import Card, Local, State, Task, Update
 from pfedgate.training.fit import fit
@@ -84,11 +83,6 @@ class PrivateModel(Algorithm):
 def join(got: State, private: State) -> State:
     """A client's whole model: the shared part and its own."""
     return {**got, **inside(OWN, private)}
-
-
-def mark(card: Card) -> int:
-    """A client's fingerprint, in which a server may note whom it has served."""
-    return key(0, card.id) >> 1  # 63 bits fit an int64
 
 
 def layers(task: Task) -> dict[str, tuple[str, ...]]:
