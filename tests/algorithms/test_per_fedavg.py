@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from pfedgate.algorithms import build
 from pfedgate.algorithms.per_fedavg import PerFedAvg
+from pfedgate.core.kinds import cross_entropy
 from pfedgate.core.state import digest, equal
-from pfedgate.core.types import CPU, Task, cross_entropy
+from pfedgate.core.types import CPU, Task
 from pfedgate.training.fit import Batch, workspace
 
 

@@ -54,6 +54,7 @@ class FedEM(Algorithm):
     shares = "M whole models"
     keeps = "M mixture weights"
     grid: ClassVar = {"components": (3,)}
+    kinds = ("classification", "language")  # it mixes probabilities of classes
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.adapt_steps < 0:

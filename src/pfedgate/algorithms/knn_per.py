@@ -40,6 +40,7 @@ class KNNPer(FedAvg):
     paper = "Marfoq et al. 2022, Personalized Federated Learning through Local Memorization"
     keeps = "features of its training data (made anew when needed)"
     grid: ClassVar = {"lam": LAMS, "k": (5, 7, 10)}
+    kinds = ("classification",)  # neighbours vote for classes
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.scale <= 0 or not 0 <= (self.lam or 0) <= 1:

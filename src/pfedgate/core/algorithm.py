@@ -46,6 +46,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pfedgate.core.kinds import KINDS
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
 from pfedgate.core.types import Card, Local, Round, State, Task, Update
@@ -62,6 +63,7 @@ class Algorithm:
     shares: ClassVar[str] = "the whole model"  # one line for the table of algorithms
     keeps: ClassVar[str] = "nothing"  # the private State, in a line for the same table
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # values the paper searched over, by field
+    kinds: ClassVar[Sequence[str]] = tuple(KINDS)  # kinds of task that it can learn
 
     def init_server(self, seed: int) -> State:
         """The server's first State. Default: the model's initial parameters and buffers."""

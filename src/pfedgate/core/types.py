@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.core.errors import unknown
+from pfedgate.core.kinds import Loss, Metric, loss_of, metrics_of
 from pfedgate.core.seeds import generator, key
 
 State = dict[str, Tensor]  # flat and named: the one thing stored, sent, checkpointed, counted
@@ -116,16 +117,7 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (output, labels) -> one loss per sample
 Objective = Callable[[nn.Module, Any], Tensor]  # (module, batch) -> one number
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy per sample; sequences (output [n, t, classes], labels [n, t]) are averaged over t."""
-    if output.ndim == 2:
-        return nn.functional.cross_entropy(output, y, reduction="none")
-    losses = nn.functional.cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none")
-    return losses.view(y.shape).flatten(1).mean(1)
 
 
 OPTIMISERS = ("sgd", "adam", "adamw")
@@ -235,17 +227,32 @@ class Task:
     model: Callable[[], nn.Module]  # picklable (a function or functools.partial) if worker processes are used
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
-    loss: Loss = cross_entropy
+    # (output, labels) -> one loss per sample, or a name of `kinds.LOSSES`; None: what is usual for the kind.
+    loss: Loss = None  # type: ignore[assignment]
     batch: int = 128
     epochs: int = 1
     steps: int | None = None  # batches a round instead of epochs
     drop_last: bool = False
     eval_batch: int = 512
     example: Example | Tensor | None = None  # a prepared batch or its shape, for methods that trace the model
+    kind: str = "classification"  # see `kinds`
+    metrics: tuple[Metric, ...] = ()  # also names of `kinds.METRICS` or functions; the first decides what is best
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", loss_of(self.kind, self.loss))
+        object.__setattr__(self, "metrics", metrics_of(self.kind, self.metrics, self.loss))
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
             raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric: what is best on validation, the bottom decile and tables follow it."""
+        return self.metrics[0]
+
+    @property
+    def classes(self) -> bool:
+        """Whether a sample has one label and that is a class, so that label frequencies mean something."""
+        return self.kind == "classification"
 
     @property
     def inputs(self) -> Example:

@@ -53,7 +53,7 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
     texts = {"algorithm": repr(algorithm.name or type(algorithm).__qualname__)}
     groups: list[tuple[str, Any, Iterable[str]]] = [
         ("algorithm.", algorithm, algorithm.options()),
-        ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last")),
+        ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last", "kind")),
         ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")),
     ]
     if task.schedule.name in ("multi_step", "cosine"):
@@ -152,7 +152,7 @@ class RunFolder:
         with safe_open(path, "pt") as file:
             return int(file.metadata()["round"])
 
-    def finish(self, summary: Record, scores: Sequence[Scored]) -> None:
+    def finish(self, summary: Record, scores: Sequence[Scored], metrics: Sequence[str] = ("accuracy",)) -> None:
         """The last files: every client's scores and costs, and the summary."""
         # Of every client that took part: rounds, bytes and FLOPs in all, means of its other numbers.
         costs: dict[str, Record] = {}
@@ -170,11 +170,12 @@ class RunFolder:
         stats = sorted(set().union(*(score.stats for score in scores)))
         path = self.path / "clients.csv"
         with path.with_suffix(".new").open("w", newline="") as file:
-            head = ["client", "point", "n_test", "accuracy", "loss", "n_val", "val_accuracy", "val_loss"]
+            main, *others = metrics
+            head = ["client", "point", "n_test", main, "loss", "n_val", f"val_{main}", "val_loss", *others]
             table = csv.DictWriter(file, [*head, *stats, *sorted(set().union(*costs.values()))], restval="")
             table.writeheader()
             for s in scores:
-                numbers = (s.test.n, s.test.accuracy, s.test.loss, s.val.n, s.val.accuracy, s.val.loss)
+                numbers = (s.test.n, s.test.score, s.test.loss, s.val.n, s.val.score, s.val.loss, *s.test.more)
                 row = dict(zip(head, (s.client, s.point, *numbers), strict=True))
                 table.writerow({**row, **s.stats, **costs.get(s.client, {})})
         os.replace(path.with_suffix(".new"), path)

@@ -2,7 +2,7 @@
 
     done = fit(task, state, local)           train a copy of `state`; done.state, done.loss, done.flops
     loop(task, local, step)                  the bare loop, for a method with its own modules and optimisers
-    evaluate(task, module, part, ...)        loss and accuracy
+    evaluate(task, module, part, ...)        loss and metrics
     scan(task, module, part, local, look)    an answer for every sample, for methods that look before they train
 
 Nothing in the loop reads a number back from the device; losses are summed there and read once at the end.
@@ -46,8 +46,13 @@ class Score:
 
     n: int
     loss: float
-    accuracy: float
-    flops: float = 0.0
+    score: float  # the task's main metric
+    more: tuple[float, ...] = ()  # its other metrics, in their order
+
+    @property
+    def accuracy(self) -> float:
+        """The score under the name it has in classification."""
+        return self.score
 
 
 def loop(
@@ -165,26 +170,20 @@ def fit(
 
 @torch.no_grad()
 def evaluate(task: Task, model: nn.Module, part: Part, local: Local) -> Score:
-    """Loss and accuracy of a module on a part. Changes nothing: evaluation mode, no generator read."""
+    """Loss and metrics of a module on a part. Changes nothing: evaluation mode, no generator read."""
     if part.n == 0:
-        return Score(0, float("nan"), float("nan"))
+        return Score(0, float("nan"), float("nan"), (float("nan"),) * (len(task.metrics) - 1))
     model.eval()
     x, y = part.x.to(local.device), part.y.to(local.device)
     losses: list[Tensor] = []
-    hits: list[Tensor] = []
+    sums: list[list[Tensor]] = [[] for _ in task.metrics]
     for inputs, labels in zip(*(torch.split(values, task.eval_batch) for values in (x, y)), strict=True):
         output = model(local.prepare(inputs))
         losses.append(task.loss(output, labels).sum())
-        hits.append(correct(output, labels))
-    return Score(part.n, *(float(torch.stack(values).sum()) / part.n for values in (losses, hits)))
-
-
-def correct(output: Tensor, labels: Tensor) -> Tensor:
-    """How many are right: by the largest output; a sequence counts by its share of right positions."""
-    if labels.is_floating_point():
-        return torch.full((), float("nan"))
-    right = output.argmax(-1).eq(labels).float()
-    return right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum()
+        for metric, own in zip(task.metrics, sums, strict=True):
+            own.append(metric.sums(output, labels))
+    values = [m.value(torch.stack(own).sum(0), part.n) for m, own in zip(task.metrics, sums, strict=True)]
+    return Score(part.n, float(torch.stack(losses).sum()) / part.n, values[0], tuple(values[1:]))
 
 
 def scan(

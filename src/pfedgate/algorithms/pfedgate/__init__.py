@@ -16,6 +16,7 @@ and `tiles` how a model is cut into parts, which are sent and merged.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -78,13 +79,15 @@ class PFedGate(Algorithm):
             )
         if self.microbatches > 1 and self.variant is not None:
             raise ValueError("microbatches are ours: leave them out with variant='paper'")
+        if self.start == "labels" and not self.task.classes:
+            warnings.warn(f'start = "labels" is skipped: {self.task.kind} has no classes to count', stacklevel=2)
         _ = self._setting  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate: all start alike, so that masks agree at first and differ by what they learn."""
         personal = self._workspace(local.device)
         gate = fresh_gate(personal, self._budget(local.card), local.round.seed)
-        if self.start == "labels" and self.gate.init != "ones" and self.variant is None:
+        if self.start == "labels" and self.gate.init != "ones" and self.variant is None and self.task.classes:
             start_at_labels(personal, gate, local.train.y)
         return under("gate/", gate)
 
