@@ -67,6 +67,7 @@ class PFedGate(Algorithm):
     paper = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
     shares = "the parts of the model that were live"
     keeps = "the gate"
+    reads_batches = True
     grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
@@ -171,6 +172,10 @@ class PFedGate(Algorithm):
         loop(self.task, local, keep, epochs=1, stream="remember")
         personal.gated.gate.remember(batches)
         return under("gate/", personal.gate_state())
+
+    def per_client(self) -> PFedGate:
+        """One choice of blocks, made of all of a client's training data."""
+        return replace(self, gate=replace(self.gate, scope="client"))
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
