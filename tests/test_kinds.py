@@ -98,7 +98,6 @@ def test_a_task_takes_names_and_functions() -> None:
     task = Task(torch.nn.Identity, kind="regression", loss="huber", metrics=(shy, "rmse"))  # type: ignore[arg-type]
     assert (task.loss, task.metric.name, task.metric.higher) == (LOSSES["huber"], "shy", False)
     assert [metric.name for metric in task.metrics] == ["shy", "rmse"]
-    assert not task.classes
     output, y = sample("regression")
     loss = metric_of("loss", task.loss)
     assert loss.value(loss.sums(output, y), N) == pytest.approx(float(task.loss(output, y).mean()))

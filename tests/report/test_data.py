@@ -253,7 +253,7 @@ def test_a_client_without_test_data_has_no_accuracy(runs: Path, tmp_path: Path) 
         writer.writeheader()
         writer.writerows(rows)
     told = gather(open_runs([copy, runs / "ditto"]))
-    assert told["runs"][0]["clients"][0] == {"client": rows[0]["client"]}
+    assert told["runs"][0]["clients"][0] == {"client": rows[0]["client"], "n": 11}
     row = next(row for row in told["clients"]["rows"] if row["name"] == rows[0]["client"])
     assert row["cells"][0]["text"] == "–"
 

@@ -14,8 +14,9 @@ import pytest
 import vl_convert
 
 from pfedgate.core.drawing import DASHES, VEGA_LITE, config, save
-from pfedgate.report import cards, charts
+from pfedgate.report import cards, charts, gate_facts
 from pfedgate.report.cards import draw_all, figures, still
+from pfedgate.runs.progress import size
 
 
 def specs(content: dict) -> Iterator[tuple[str, dict]]:
@@ -112,6 +113,32 @@ def test_runs_look_the_same_in_every_chart_and_never_alike(content: dict) -> Non
     assert len(lines) == len(looks) == 12
 
 
+def test_what_does_not_move_is_a_line_of_text(content: dict) -> None:
+    """Here FedAvg's uploads; with one mask for all also who keeps what, and with still gates M and G."""
+    run = content["runs"][1]
+    (card,) = cards.cost({**content, "runs": [run]})
+    assert not card.views
+    assert (
+        card.text == f"Uploaded in each round, the same in every round: fedavg {size(run['training']['bytes_up'][0])}."
+    )
+    one = copy.deepcopy(content["runs"][0])
+    gates = one["gates"]
+    gates["kept"] = gates["kept"][:1] * 6
+    gates["masks"] = gate_facts.masks_of(gates["clients"], gates["kept"])
+    gates["changes"] = [{"round": 2, "between": 0.0, "moved": None}, {"round": 4, "between": 0.0, "moved": 0.0}]
+    for spread in gates["over_rounds"].values():
+        spread["M"]["quantiles"] = spread["M"]["quantiles"][:1] * 2
+    drawn = {card.name: card for card in cards.gates({**content, "runs": [one]})}
+    assert set(drawn) == {"masks", "blocks", "gate-G", "tree"}
+    assert {view.choice[1] for view in drawn["blocks"].views} == {"weight"}
+    said = drawn["masks"].text.splitlines()
+    assert said[0].startswith("All 6 clients keep the same ")
+    assert said[1].startswith("Weights of blocks (M) do not move over the rounds")
+    several = {card.name: card for card in cards.gates(content)}
+    assert several["masks"].text.startswith("6 clients keep 6 different masks")
+    assert {"blocks", "changes", "gate-M"} <= set(several)
+
+
 def test_triangles_count_by_rank(content: dict) -> None:
     ours, base = content["runs"]
     names = [f"c{at}" for at in range(50)]
@@ -172,9 +199,7 @@ def test_without_the_extra_the_error_names_the_remedy(tmp_path: Path, monkeypatc
 
 def test_figures_without_anything_to_show_are_left_out(content: dict) -> None:
     plain = {**content, "runs": [{**content["runs"][1], "baseline": None}], "baseline": None, "partitions": []}
-    assert set(figures(plain)) == {
-        "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted", "uploaded",
-    }  # fmt: skip
+    assert set(figures(plain)) == {"accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted"}
 
 
 def test_a_tree_for_every_gated_run_and_a_picture_of_every_partition(content: dict) -> None:

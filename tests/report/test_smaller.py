@@ -23,7 +23,7 @@ def many(content: dict, runs: int, clients: int, rounds: int) -> dict:
         run["curves"] = {
             name: steps if name == "round" else [0.12345 + s / 1000 for s in steps] for name in run["curves"]
         }
-        run["training"] = {name: steps if name == "round" else [12345.6 + s for s in steps] for name in run["training"]}
+        run["training"] = {name: steps if name == "round" else [12345.6 * s for s in steps] for name in run["training"]}
         run["clients"] = [
             {"client": f"f{c:04d}_{c}", "accuracy": 0.12345 + c / 10**6 + at / 1000} for c in range(clients)
         ]

@@ -51,6 +51,7 @@ class PerFedAvg(Algorithm):
     adapt_steps: int = 1  # personal steps before prediction; the paper's
 
     paper = "Fallah et al. 2020, Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach"
+    tunes = True
     grid: ClassVar = {"alpha": (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)}
 
     def __post_init__(self) -> None:
@@ -104,8 +105,15 @@ class PerFedAvg(Algorithm):
             sides.append(work.grad.clone())
         return torch.div(sides[0] - sides[1], 2 * width)
 
+    def own_epochs(self, got: State, private: State, local: Local) -> tuple[State, State, float]:
+        """Plain epochs from the received model, in place of the personal step."""
+        done = fit(self.task, got, local)
+        return got, {**private, **under("personal/", done.state)}, done.flops
+
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The received model after the personal step."""
+        if inside("personal/", private):
+            return private
         optim = replace(self.task.optim, name="sgd", momentum=0.0, weight_decay=0.0)
         still = replace(local, round=replace(local.round, factor=1.0))
         task = replace(self.task, optim=optim)

@@ -220,6 +220,9 @@ class Example:
         return torch.randn(self.shape, generator=generator(0, "example"), dtype=self.dtype)
 
 
+CORRECTIONS = ("none", "prediction", "training")
+
+
 @dataclass(frozen=True)
 class Task:
     """What is learnt and how: everything that all algorithms have in common."""
@@ -235,12 +238,27 @@ class Task:
     drop_last: bool = False
     eval_batch: int = 512
     example: Example | Tensor | None = None  # a prepared batch or its shape, for methods that trace the model
+    classes: int | None = None  # that labels name; None: unknown, or labels are no classes
+    initial_scale: float = 1.0  # times the initial weights of hidden layers, where ReLU follows without a norm
+    # What every client adds to its outputs, whatever the method: see `core.prior`.
+    correction: str = "none"
+    shift: bool = False
+    shift_lr: float | None = None  # None: the model's
+    added: Tensor | None = None  # set by a client's endpoint: what this client adds, one value per class
+    # A client's own epochs after the broadcast ("after_local"): every rate of the method scaled as the model's is.
+    local_lr: float | None = None  # None: as in training
+    local_epochs: int | None = None
+
     kind: str = "classification"  # see `kinds`
     metrics: tuple[Metric, ...] = ()  # also names of `kinds.METRICS` or functions; the first decides what is best
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", loss_of(self.kind, self.loss))
         object.__setattr__(self, "metrics", metrics_of(self.kind, self.metrics, self.loss))
+        if self.correction not in CORRECTIONS:
+            raise ValueError(unknown("correction", self.correction, CORRECTIONS))
+        if self.initial_scale <= 0:
+            raise ValueError(f"initial_scale multiplies weights and is more than 0, got {self.initial_scale}")
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
             raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")
 
@@ -248,11 +266,6 @@ class Task:
     def metric(self) -> Metric:
         """The main metric: what is best on validation, the bottom decile and tables follow it."""
         return self.metrics[0]
-
-    @property
-    def classes(self) -> bool:
-        """Whether a sample has one label and that is a class, so that label frequencies mean something."""
-        return self.kind == "classification"
 
     @property
     def inputs(self) -> Example:

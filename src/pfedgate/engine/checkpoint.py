@@ -54,6 +54,7 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
     groups: list[tuple[str, Any, Iterable[str]]] = [
         ("algorithm.", algorithm, algorithm.options()),
         ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last", "kind")),
+        ("task.", task, ("initial_scale", "correction", "shift", "shift_lr")),
         ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack")),
     ]
     if task.schedule.name in ("multi_step", "cosine"):

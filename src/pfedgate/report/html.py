@@ -80,11 +80,11 @@ def render(content: Content) -> str:
             "A good mean can hide clients that are served badly: every client counts once here.",
             _grid(drawn["clients"]) + (_folded("All clients as a table", table) if table else ""),
         ),
-        "cost": ("Cost", "What clients compute with and send.", _grid(drawn["cost"])),
+        "cost": ("Cost", "How much of the model clients compute with, and what they send.", _grid(drawn["cost"])),
         "gates": (
             "Gates",
-            "A private gate looks at a client's data, weighs every block of the shared model (M) and keeps the most "
-            "important ones (G) that fit the budget.",
+            "A private gate looks at a client's data, gives every block of the shared model a weight (M) and an "
+            "importance (G), and keeps the most important blocks that fit the budget.",
             _missing("gates", "Gates", content, {run["label"]: run["no_gates"] for run in runs})
             + _missing("tree", "The tree of gates", content, {run["label"]: cards.no_tree(run) for run in treeless})
             + _grid(drawn["gates"]),
@@ -114,6 +114,7 @@ def render(content: Content) -> str:
     return Template(_asset("template.html")).substitute(
         title=escape(content["title"]),
         subtitle=escape(content["subtitle"]),
+        verdict="".join(f"<p>{escape(sentence)}</p>" for sentence in content["verdict"]),
         version=escape(content["version"]),
         made=escape(content["made"]),
         css=_colours() + _asset("report.css"),
@@ -167,7 +168,7 @@ def pooled(shown: Sequence[Card]) -> dict[str, Any]:
         return [bare(part) for part in spec] if isinstance(spec, list | tuple) else spec
 
     plain = []
-    for card in shown:
+    for card in (card for card in shown if card.views):
         views = [{**view._asdict(), "spec": place(bare(view.spec))} for view in card.views]
         plain.append({"name": card.name, "title": card.title, "choices": card.choices, "views": views})
     return {"cards": plain, "pool": pool}
@@ -189,8 +190,11 @@ def _grid(shown: Sequence[Card]) -> str:
         f'<div class="tools"></div>{save}</header><div class="legend"></div><div class="plot"></div>'
         "<figcaption></figcaption></figure>"
         for card in shown
+        if card.views
     ]
-    return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
+    lines = [f"<li>{escape(line)}</li>" for card in shown for line in card.text.splitlines()]
+    said = f'<ul class="card lines">{"".join(lines)}</ul>' if lines else ""
+    return f'<div class="grid">{said}{"".join(figures)}</div>' if lines or figures else ""
 
 
 def _folded(summary: str, body: str) -> str:

@@ -54,7 +54,7 @@ class HeteroFL(Algorithm):
         for name, words in choices.items():
             if (value := getattr(self, name)) not in words and (name, value) != ("level", None):
                 raise ValueError(f"{name}: {unknown('value', str(value), words)}")
-        if self.label_mask != "none" and not self.task.classes:
+        if self.label_mask != "none" and self.task.kind != "classification":
             raise ValueError(f"label_mask needs classes, which {self.task.kind} has not: leave it out")
 
     def width(self, card: Card) -> Narrow:
