@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pfedgate import algorithms, models
 from pfedgate.core.errors import RecipeError, unknown
-from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, synthetic
+from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, mixture, synthetic
 from pfedgate.data.sharing import Options as DataOptions
 from pfedgate.data.sharing import Sharing
 
@@ -151,6 +151,7 @@ class Option:
 BUILDERS: dict[str, Callable[..., Federation]] = {
     "synthetic": synthetic,
     "conflicting": conflicting,
+    "mixture": mixture,
     "folder": from_folder,
     "table": from_table,
 }
@@ -182,6 +183,7 @@ NETWORKS = {
     "emnist_sd19": "cnn_femnist",
     "femnist": "cnn_femnist",
     "folder": "cnn_cifar10",
+    "mixture": "cnn_femnist",
 }
 
 
@@ -223,7 +225,7 @@ def _of_data(name: str) -> dict[str, Option]:
         if key != "novel" and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL):
             default = REQUIRED if argument.default is argument.empty else argument.default
             own[key] = Option(key, hints.get(key, Any), default)
-    sharing = {} if name == "synthetic" else of_dataclass(Sharing, "novel")
+    sharing = {} if name == "synthetic" else of_dataclass(DataOptions if name == "mixture" else Sharing, "novel")
     return {**sharing, **(ARRAYS if name in ("folder", "table") else {}), **own, "seed": SEED}
 
 
