@@ -16,6 +16,7 @@ models, which would have to travel).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
@@ -33,6 +34,7 @@ class LGFedAvg(parts.PrivatePart):
     paper = "Liang et al. 2020, Think Locally, Act Globally"
     shares = "the upper part (after the convolutions)"
     keeps = "the lower part"
+    grid: ClassVar = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
 
     @property
     def own(self) -> parts.Part:

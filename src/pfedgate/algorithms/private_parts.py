@@ -27,8 +27,11 @@ Names = str | Sequence[str]  # a layer, a module above layers, or a tensor; or s
 class PrivatePart(Algorithm):
     """A model of which every client keeps a part to itself; as it stands both parts are trained jointly.
 
-    A subclass says which tensors are private, how a novel client gets its own, and whatever else differs.
+    A subclass says which tensors are private, how a novel client gets its own, and whatever else differs. What is
+    never averaged may want another rate than what is: `own_lr`.
     """
+
+    own_lr: float | None = None  # rate of the private part; None: the task's, in one optimiser with the rest
 
     def __post_init__(self) -> None:
         _ = self.own  # a wrong name fails here, not on a client
@@ -48,18 +51,19 @@ class PrivatePart(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs on the whole model; the private part stays, the rest is sent."""
-        done = fit(self.task, join(got, private), local)
+        own = parameters(self.task, self.own) if self.own_lr is not None else ()
+        done = fit(self.task, join(got, private), local, own=own, own_lr=self.own_lr)
         part, shared = split(done.state, self.own.__contains__)
         return Update(shared, local.n, done.metrics), under(OWN, part)
 
-    def adapt_part(self, got: State, private: State, local: Local, epochs: int, lr: float | None = None) -> State:
+    def adapt_part(self, got: State, private: State, local: Local, epochs: int) -> State:
         """A novel client's private part, trained on top of the shared one, which stands still.
 
         Training both would pull the private part towards a shared part that the client does not keep.
         """
         if not (names := parameters(self.task, self.own)):
             return private
-        done = fit(self.task, join(got, private), local, names=names, epochs=epochs, lr=lr)
+        done = fit(self.task, join(got, private), local, names=names, epochs=epochs, lr=self.own_lr)
         return under(OWN, split(done.state, self.own.__contains__)[0])
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:

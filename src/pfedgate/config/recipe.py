@@ -62,6 +62,7 @@ GATE_FIELDS = {
     "predict": "scope",
 }
 RENAMED: dict[str, dict[str, str]] = {
+    "algorithm.fedrep": {"head_lr": "own_lr"},
     "algorithm.pfedgate": {old: f"gate.{new}" for old, new in GATE_FIELDS.items()},
 }
 GONE: dict[str, dict[str, tuple[Any, str]]] = {

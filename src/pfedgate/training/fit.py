@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pfedgate.core.modules import smallest_batch
+from pfedgate.core.modules import skeleton, smallest_batch
 from pfedgate.core.seeds import orders, seeded
 from pfedgate.core.types import Local, Objective, Part, State, Task
 from pfedgate.training.workspace import Batch, Stepper, Workspace, flops_per_sample, workspace
@@ -119,6 +119,8 @@ def fit(
     *,
     names: tuple[str, ...] | None = None,
     lr: float | None = None,
+    own: tuple[str, ...] = (),
+    own_lr: float | None = None,
     epochs: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
@@ -135,6 +137,7 @@ def fit(
 
     names      train only these parameters (default: all); the rest is frozen altogether
     lr         base rate instead of task.optim.lr; the schedule's factor of this round is applied either way
+    own        parameters with an optimiser of their own, which clips them apart and has the base rate `own_lr`
     epochs, steps, batch, part, stream   see `loop`
     anchor, prox   add prox·(w − anchor) to the gradient, after clipping, so that prox keeps its meaning
     weights    one weight per sample of the part; the weighted losses are divided by the batch size
@@ -142,9 +145,15 @@ def fit(
     gradient   called after the gradient was computed and clipped; may change `work.grad`
     step       (work, batch) -> loss: replaces the whole step (gradient, clipping, update)
     """
+    if own:  # they come last, so that each optimiser has one piece of the vector
+        every = [name for name, _ in skeleton(task.model).named_parameters()] if names is None else names
+        names = (*(name for name in every if name not in own), *own)
     work = workspace(task.model, names, local.device)
     work.load(state)
-    stepper = Stepper(task.optim, (task.optim.lr if lr is None else lr) * local.round.factor)
+    rates = [task.optim.lr if rate is None else rate for rate in (lr, own_lr)]
+    stepper, apart = (Stepper(task.optim, rate * local.round.factor) for rate in rates)
+    size = sum(shape.numel() for name, shape in work.shapes if name not in own)
+    branches = [(stepper, slice(size)), (apart, slice(size, None))] if own else [(stepper, slice(None))]
     pull = work.vector(anchor) if anchor is not None and prox else None
     sample: list[Tensor] = []
 
@@ -154,12 +163,14 @@ def fit(
         if step is not None:
             return step(work, data)
         loss = work.gradient(data, task.loss, weights=weights, objective=objective)
-        stepper.clip(work.grad)
+        for branch, piece in branches:
+            branch.clip(work.grad[piece])
         if pull is not None:
             work.grad.add_(work.flat, alpha=prox).add_(pull, alpha=-prox)
         if gradient is not None:
             gradient(work, data)
-        stepper.step(work.flat, work.grad)
+        for branch, piece in branches:
+            branch.step(work.flat[piece], work.grad[piece])
         return loss
 
     loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
