@@ -113,8 +113,7 @@ class Neighbours(nn.Module):
         self.model, self.k, self.scale, self.lam = model, k, scale, 0.0
         self.register_buffer("memory", torch.zeros(0, 0))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
-        self._entered: list[Tensor] = []
-        model.get_submodule(layer).register_forward_pre_hook(lambda _, given: self._entered.append(given[0]))
+        self.layer = layer
 
     def remember(self, private: State) -> None:
         """Use the memory in a private State from now on."""
@@ -123,10 +122,7 @@ class Neighbours(nn.Module):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the head, one row per prediction, and the model's output."""
-        self._entered.clear()
-        output: Tensor = self.model(x)
-        (entered,) = self._entered
-        self._entered.clear()
+        entered, output = parts.features(self.model, self.layer, x)
         rows = entered.reshape(-1, entered.shape[-1])
         if len(rows) != output[..., 0].numel():
             raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
@@ -41,18 +41,23 @@ class PrivatePart(Algorithm):
         """The names of the private tensors."""
         raise NotImplementedError(f"{type(self).__name__} must define own")
 
+    @property
+    def whole(self) -> Task:
+        """The task of the client's whole model. Default: the task; a method may add private tensors to its model."""
+        return self.task
+
     def init_server(self, seed: int) -> State:
         """The initial model without the private part: the server never holds that."""
-        return split(initial(self.task, seed), self.own.__contains__)[1]
+        return split(initial(self.whole, seed), self.own.__contains__)[1]
 
     def init_client(self, got: State, local: Local) -> State:
         """The private part of the same initial model, for every client alike."""
-        return under(OWN, split(initial(self.task, local.round.seed), self.own.__contains__)[0])
+        return under(OWN, split(initial(self.whole, local.round.seed), self.own.__contains__)[0])
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs on the whole model; the private part stays, the rest is sent."""
-        own = parameters(self.task, self.own) if self.own_lr is not None else ()
-        done = fit(self.task, join(got, private), local, own=own, own_lr=self.own_lr)
+        own = parameters(self.whole, self.own) if self.own_lr is not None else ()
+        done = fit(self.whole, join(got, private), local, own=own, own_lr=self.own_lr)
         part, shared = split(done.state, self.own.__contains__)
         return Update(shared, local.n, done.metrics), under(OWN, part)
 
@@ -61,14 +66,14 @@ class PrivatePart(Algorithm):
 
         Training both would pull the private part towards a shared part that the client does not keep.
         """
-        if not (names := parameters(self.task, self.own)):
+        if not (names := parameters(self.whole, self.own)):
             return private
-        done = fit(self.task, join(got, private), local, names=names, epochs=epochs, lr=self.own_lr)
+        done = fit(self.whole, join(got, private), local, names=names, epochs=epochs, lr=self.own_lr)
         return under(OWN, split(done.state, self.own.__contains__)[0])
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The shared part with the client's own."""
-        return module(self.task, join(got, private))
+        return module(self.whole, join(got, private))
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,27 @@ def head_layer(task: Task) -> str:
     if not (names := list(layers(task))):
         raise ValueError("the model has no parameters, so it has no head")
     return names[-1]
+
+
+def linear_head(task: Task) -> tuple[str, nn.Linear]:
+    """Name and layer of a head that takes one vector of features per prediction; another kind of head is an error."""
+    name = head_layer(task)
+    if not isinstance(layer := skeleton(task.model).get_submodule(name), nn.Linear):
+        raise TypeError(f"the method needs a linear head; the last layer of this model, {name!r}, is {layer}")
+    return name, layer
+
+
+def features(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What enters a layer for these inputs, before hooks of the layer itself, and the model's output."""
+    entered: list[Tensor] = []
+    watched = model.get_submodule(layer)
+    hook = watched.register_forward_pre_hook(lambda _, given: entered.append(given[0]), prepend=True)
+    try:
+        output: Tensor = model(x)
+    finally:
+        hook.remove()
+    (seen,) = entered
+    return seen, output
 
 
 def upper(task: Task) -> Part:
