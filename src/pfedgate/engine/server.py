@@ -133,9 +133,11 @@ class Engine:
         self.start: Checkpoint | None = None
         self.store: Store = TemporaryStore() if shared else MemoryStore()
         if self.folder is not None:
-            self.start = self.folder.load(fingerprint(algorithm, options))
-            committed = None if self.start is None else self.start.commit
-            self.store = DiskStore.recover(self.folder.private, committed)
+            self.start = start = self.folder.load(fingerprint(algorithm, options), options.checkpoint_every)
+            if start is None:
+                self.store = DiskStore.recover(self.folder.private, None)
+            else:
+                self.store = DiskStore.recover(self.folder.private, start.commit, start.private, undo=start.undo)
 
     def run(self, reach: Exchange) -> Result:
         """All rounds, from the start or from the last checkpoint."""
@@ -241,7 +243,7 @@ class Engine:
         if done % self.options.checkpoint_every and done != self.options.rounds and not best:
             return
         about = fingerprint(self.algorithm, self.options)
-        self.folder.save(Checkpoint(server, history, self.store.tag), about)
+        self.folder.save(Checkpoint(server, history, self.store.tag, self.store.seal()), about)
         self.store.commit()
         self._keep_best(server, history)
 

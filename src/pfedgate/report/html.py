@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from pfedgate.core.drawing import DASHES, THEMES, config
-from pfedgate.engine.store import write_atomically
+from pfedgate.engine.files import write_atomically
 from pfedgate.report import cards, tables
 from pfedgate.report.cards import Card
 from pfedgate.report.tables import percent
