@@ -10,7 +10,7 @@ BENCH ?= step
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: run demo test lint unit format bench docs test-slow test-deploy studies clean
+.PHONY: run demo test lint unit format bench docs test-slow test-deploy test-long studies clean
 .DEFAULT_GOAL := run
 
 # .installing becomes .installed when all is there: what was cut short is made anew, not believed.
@@ -52,6 +52,9 @@ test-slow: $(VENV)/.installed
 
 test-deploy: $(VENV)/.extra-simulation
 	$(PY) -m pytest --timeout 1800 -q -m "deploy"
+
+test-long: $(VENV)/.extra-simulation  ## fuzzing, kills, power cuts and every attack on real Flower: an hour or two
+	$(PY) -m pytest --timeout 7200 -q -m "long"
 
 studies: $(VENV)/.installed  ## every table and figure of the paper on digits: a minute or two
 	$(VENV)/bin/pfedgate reproduce all --scale tiny

@@ -17,7 +17,9 @@ from pfedgate.core.state import equal
 from pfedgate.core.types import Card, Round
 from pfedgate.engine.server import Options, run
 
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # read at import: Ray then binds to the loopback address
+os.environ.setdefault(
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+)  # read at import: Ray then binds to the loopback address
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.deploy]
 

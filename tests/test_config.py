@@ -193,10 +193,11 @@ def test_keys_of_earlier_versions_are_read_and_said() -> None:
 
 @pytest.mark.parametrize(("place", "keys"), GONE.items())
 def test_a_dropped_key_with_another_value_is_refused_with_the_reason(place: str, keys: dict[str, Any]) -> None:
-    section = place.partition(".")[0]
+    section, _, method = place.partition(".")
+    name = {"name": method} if method else {}
     for key, (default, reason) in keys.items():
         with pytest.raises(RecipeError, match=rf"{section}\.{key} = .* no longer possible: {re.escape(reason)}"):
-            resolve({section: {key: not default if isinstance(default, bool) else "other"}})
+            resolve({section: {**name, key: not default if isinstance(default, bool) else "other"}})
 
 
 def test_new_names_of_old_keys_exist() -> None:

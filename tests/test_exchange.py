@@ -16,10 +16,13 @@ from tests.support.world import federation, small_task
 from pfedgate.algorithms.fedavg import FedAvg
 from pfedgate.core.state import equal
 from pfedgate.core.types import CPU, Card, Local, Round, State, Update
+from pfedgate.engine import processes
+from pfedgate.engine.files import Scratch
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import ClientError, Options, run
 from pfedgate.engine.store import MemoryStore, TemporaryStore
+from pfedgate.engine.workers import WorkerDied
 
 OPTIONS = Options(rounds=1, evaluate_every=0, novel=False, stack=0)
 
@@ -158,3 +161,45 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
     pids = ours.recv()
     parent.kill()
     assert gone(pids)
+
+
+def test_a_stopped_worker_ends_the_run_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 1.0)
+    exchange = exchange_of()
+    try:
+        list(exchange.train(exchange_server(), Round(), chunks()))
+        for child in exchange._children:
+            os.kill(child.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match="was one stopped"):
+            list(exchange.train(exchange_server(), Round(), chunks()))
+        assert gone([child.pid for child in exchange._children])
+    finally:
+        exchange.close()
+
+
+def _leave(pipe: Any) -> None:
+    scratch = Scratch()
+    (scratch.path / "server").write_bytes(bytes(1000))
+    pipe.send(str(scratch.path))
+    time.sleep(60)
+
+
+def test_what_a_killed_process_left_is_reclaimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ours, theirs = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork")
+    dies, lives = (fork.Process(target=_leave, args=(theirs,)) for _ in range(2))
+    dies.start()
+    left = Path(ours.recv())
+    lives.start()
+    used = Path(ours.recv())
+    (tmp_path / "pfedgate-foreign").mkdir()
+    assert left.exists()
+    dies.kill()
+    dies.join()
+    Scratch().close()
+    assert not left.exists()
+    assert used.exists()
+    assert (tmp_path / "pfedgate-foreign").exists()
+    lives.kill()
+    lives.join()

@@ -147,3 +147,26 @@ def test_methods_without_gates(tmp_path: Path) -> None:
     pfedgate.run({**RECIPE, "algorithm": {"name": "fedavg"}, "train": {"rounds": 1}}, out=tmp_path / "run")
     with pytest.raises(ValueError, match="fedavg, which has no gates"):
         export.client(tmp_path / "run", "0")
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_savings_are_those_of_the_compact_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "pt2":
+        monkeypatch.setattr(export, "ONNX", ("no-such-package",))
+    x = torch.randn(32, 1, 8, 8)
+    model = pfedgate.models.build("cnn_digits")
+    gated = pfedgate.gate(model, x, budget=0.3)
+    small = pfedgate.compact(gated, x)
+    result = pfedgate.savings(gated, x)
+    assert result.widths == {name: (len(getattr(model, name).weight), len(getattr(small, name).weight))
+                             for name in ("conv1", "conv2", "fc1", "out")}  # fmt: skip
+    assert result.costs["parameters"] == (export.parameters(model), export.parameters(small))
+    before, after = result.costs[f"{kind.upper()} file"]
+    assert after == pytest.approx(export.save(small, x, tmp_path / f"a.{kind}").stat().st_size, rel=0.02)
+    assert before > 2 * after
+    assert model.training, "the module itself is left as it was"
+    lines = str(result).splitlines()
+    assert lines[0].split() == ["before", "after"]
+    assert [line.split()[0] for line in lines[1:]] == ["conv1", "conv2", "fc1", "out", "parameters", "FLOP", "ms",
+                                                       kind.upper()]  # fmt: skip
+    assert all(line.endswith("%") for line in lines[5:])

@@ -37,7 +37,7 @@ SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
     "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx",
-    "onnxruntime", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme",
+    "onnxruntime", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme", "ray",
 )  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from tests.support.world import federation, private_digests, small_task
 from pfedgate import algorithms
 from pfedgate.core.state import digest
 from pfedgate.core.types import Optim, Schedule
-from pfedgate.engine import checkpoint, store
+from pfedgate.engine import checkpoint, files, store
 from pfedgate.engine.checkpoint import FolderBusy, RunFolder, alone
+from pfedgate.engine.files import DamagedError
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import Options, run
 
@@ -101,13 +104,148 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 def test_what_two_processes_have_written_is_refused(tmp_path: Path) -> None:
     train_in_folder(tmp_path, 3)
     path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"round": 3', '"round": 2'))  # as long as before, so nothing is cut off
-    with pytest.raises(ValueError, match="does not have every round once"):
+    path.write_text(path.read_text().replace('"round": 1', '"round": 2'))  # as long as before, so nothing is cut off
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged.*no earlier checkpoint"):
         RunFolder(tmp_path, resume=True).load()
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# -- folders that are not what was written
+
+
+def _edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Another header in the checkpoint, as anybody may write it."""
+
+    def edit(folder: Path) -> None:
+        for name in ("checkpoint", "previous"):
+            path = folder / f"{name}.safetensors"
+            about = json.loads(files.metadata(path)["pfedgate"])
+            change(about)
+            path.write_bytes(store.pack_file(load_file(path), {"pfedgate": json.dumps(about)}))
+
+    return edit
+
+
+def _link(name: str) -> Callable[[Path], None]:
+    def plant(folder: Path) -> None:
+        path = folder / name
+        if path.is_dir():
+            path.rename(folder.parent / "away")
+            path.symlink_to(folder.parent / "away")
+        else:
+            path.unlink(missing_ok=True)
+            path.symlink_to(folder.parent / "victim")
+
+    return plant
+
+
+def _hard_link(folder: Path) -> None:
+    (folder / "timing.jsonl").unlink()
+    os.link(folder.parent / "victim", folder / "timing.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (_edit(lambda about: about["lengths"].update({"../victim": 0})), "lengths"),
+        (_edit(lambda about: about.update(lengths={})), "lengths"),
+        (_edit(lambda about: about["lengths"].update({"metrics.jsonl": -5})), "lengths"),
+        (_edit(lambda about: about["lengths"].update({"metrics.jsonl": 10**9})), "are expected"),
+        (_edit(lambda about: about.update(commit="x/../../victims")), "no commit"),
+        (_edit(lambda about: about.update(commit="/../../victims")), "no commit"),
+        (_edit(lambda about: about.update(commit=3)), "cannot be read"),
+        (_edit(lambda about: about.update(about={"seed": []})), "table of texts"),
+        (_edit(lambda about: about.clear()), "cannot be read"),
+        (_link("metrics.jsonl"), "is a link"),
+        (_link("checkpoint.safetensors.new"), "is a link"),
+        (_link("private"), "is a link"),
+        (_link("private/current"), "is a link"),
+        (_link(".lock"), "is a link"),
+        (_hard_link, "no file of its own"),
+    ],
+)
+def test_a_planted_folder_harms_nothing_outside_it(tmp_path: Path, harm: Callable[[Path], None], says: str) -> None:
+    (tmp_path / "victim").write_text("v" * 5000)
+    (tmp_path / "victims").mkdir()
+    (tmp_path / "victims" / "a").write_text("a")
+    train_in_folder(tmp_path / "run", 3)
+    harm(tmp_path / "run")
+    with pytest.raises(DamagedError, match=says) as refusal:
+        train_in_folder(tmp_path / "run", 4)
+    assert str(tmp_path / "run") in str(refusal.value)
+    assert (tmp_path / "victim").read_text() == "v" * 5000
+    assert (tmp_path / "victims" / "a").exists()
+
+
+def test_temporary_names_cannot_be_guessed_and_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda n: "0" * 16)
+    (tmp_path / ".a.0000000000000000.new").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        files.write_atomically(tmp_path / "a", b"x")
+    assert not (tmp_path / "victim").exists()
+
+
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "metrics.jsonl"])
+def test_a_flipped_bit_costs_one_round(tmp_path: Path, undisturbed: dict[int, dict[str, Any]], name: str) -> None:
+    train_in_folder(tmp_path, 3)
+    _flip(tmp_path / name, -8)
+    with pytest.warns(UserWarning, match="going on from the checkpoint before it, after round 2"):
+        train_in_folder(tmp_path, 3)
+    assert run_contents(tmp_path) == undisturbed[3]
+
+
+def _states(folder: Path) -> list[Path]:
+    return sorted((folder / "private" / "current").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda folder: _flip(_states(folder)[0], -1), "is damaged: its contents"),
+        (lambda folder: os.replace(*_states(folder)[:2]), "were removed, added or exchanged"),
+        (lambda folder: _states(folder)[0].unlink(), "were removed, added or exchanged"),
+        (lambda folder: shutil.rmtree(folder / "private"), "were removed, added or exchanged"),
+        (lambda folder: (folder / "checkpoint.safetensors").unlink(), "is missing, but .* holds a run of 3 rounds"),
+        (lambda folder: _flip(folder / "metrics.jsonl", 3), "no earlier checkpoint"),
+        (lambda folder: (folder / "participation.jsonl").write_text(""), "no earlier checkpoint"),
+        (lambda folder: (folder / "timing.jsonl").unlink(), "no earlier checkpoint"),
+        (lambda folder: (folder / "checkpoint.safetensors").write_bytes(b"\xff" * 40), "previous.safetensors"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_name(tmp_path: Path, harm: Callable[[Path], Any], says: str) -> None:
+    train_in_folder(tmp_path, 3)
+    for path in (tmp_path / "private").glob("pending-*"):
+        shutil.rmtree(path)  # second names of the same files
+    if "previous" in says:
+        (tmp_path / "previous.safetensors").unlink()
+    harm(tmp_path)
+    with pytest.raises(DamagedError, match=says) as refusal:
+        train_in_folder(tmp_path, 5)
+    assert str(tmp_path) in str(refusal.value)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*safetensors"):
+        train_in_folder(tmp_path, 3)
+
+
+def test_private_states_are_their_owners_alone(tmp_path: Path) -> None:
+    train_in_folder(tmp_path, 2)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in _states(tmp_path)} == {0o600}
 
 
 def test_a_folder_whose_optimiser_had_an_option_more_goes_on(tmp_path: Path) -> None:

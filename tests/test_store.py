@@ -8,6 +8,7 @@ import torch
 
 from pfedgate.core.state import equal
 from pfedgate.core.types import State
+from pfedgate.engine.files import DamagedError
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
 
 
@@ -68,7 +69,7 @@ def test_uncommitted_states_are_forgotten(tmp_path: Path) -> None:
     again = DiskStore.recover(tmp_path, done)
     assert is_state(again.get("a"), state(1))
     assert again.get("b") is None
-    assert not list(tmp_path.glob("pending-*"))
+    assert [path.name for path in tmp_path.glob("pending-*")] == [f"pending-{done}"]  # until the next commit
 
 
 def test_a_commit_on_record_is_finished(tmp_path: Path) -> None:
@@ -142,6 +143,24 @@ def test_files_are_spread_over_folders(tmp_path: Path) -> None:
     folders = list((tmp_path / "current").iterdir())
     assert len(folders) > 150
     assert max(len(list(folder.iterdir())) for folder in folders) < 15
+
+
+def test_a_state_under_another_name_is_noticed(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    for client in "ab":
+        store.put(client, state(1))
+    a, b = sorted(tmp_path.rglob("*.safetensors"))
+    b.write_bytes(a.read_bytes())
+    with pytest.raises(DamagedError, match="is the state of client"):
+        [store.get(client) for client in "ab"]
+
+
+@pytest.mark.parametrize("client", ["é" * 120, "x" * 250, "~x", "~" + "y" * 300, "..", "a" * 180])
+def test_any_name_is_a_file(tmp_path: Path, client: str) -> None:
+    store = DiskStore(tmp_path)
+    store.put(client, state(1))
+    assert is_state(store.get(client), state(1))
+    assert store.clients() == [client]
 
 
 def test_synchronous_writes(tmp_path: Path) -> None:

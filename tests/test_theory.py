@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -36,19 +36,9 @@ def test_proposition_1_holds_for_every_quadratic(problem: tuple[float, float, np
     assert measured <= theory.weight_bound(sigma, mu, theta) * (1 + 1e-6) + 1e-12
 
 
-@given(problems())
-def test_so_does_the_reversed_inequality(problem: tuple[float, float, np.ndarray, np.ndarray]) -> None:
-    sigma, mu, theta, weights = problem
-    off = np.abs(weights - 1)
-    assume(off.min() > 1e-6)
-    bound = theory.weight_bound_reversed(sigma, mu, theta, float(off.min()), float(off.max()))
-    assert float((off**4).sum()) <= bound * (1 + 1e-6)
-
-
 def test_bounds_are_sharp() -> None:
     """One parameter and f = μ/2·θ²: nothing is given away."""
     assert theory.weight_bound(0.6, 2.0, [0.5]) == pytest.approx((0.3 / 0.5) ** 4)
-    assert theory.weight_bound_reversed(0.6, 2.0, [0.5], 0.6, 0.6) == pytest.approx((0.3 / 0.5) ** 4)
 
 
 def test_the_printed_bound_is_broken_by_an_example_and_turns_the_wrong_way() -> None:
@@ -140,7 +130,6 @@ def test_equal_batches_touch_nothing_new() -> None:
         lambda: theory.weight_bound(1.0, 0.0, [1.0]),
         lambda: theory.weight_bound(-1.0, 1.0, [1.0]),
         lambda: theory.weight_bound(1.0, 1.0, [1.0, 0.0]),
-        lambda: theory.weight_bound_reversed(1.0, 1.0, [1.0], 2.0, 1.0),
         lambda: theory.weight_bound_published(0.0, 1.0, [1.0], [1.0]),
         lambda: Generalisation(**{**SIZES, "failure": 1.0}),
         lambda: Generalisation(**{**SIZES, "sparsity": 0.0}),

@@ -300,7 +300,7 @@ def test_the_command_tunes_all_methods_of_a_recipe(tmp_path: Path) -> None:
     assert recipe.read_text() == before
     tuned = toml.read(tmp_path / "recipe.tuned.toml")["tuned"]
     assert set(tuned) == {"fedavg", "ditto"}
-    assert set(tuned["ditto"]["algorithm"]) == {"lam"}
+    assert set(tuned["ditto"]["algorithm"]) == {"lam", "personal_lr"}
     assert resolve(recipe, {"algorithm": "ditto"}).algorithm.options["lam"] == tuned["ditto"]["algorithm"]["lam"]
     copied = CliRunner().invoke(app, [*tune_words(tmp_path), "--trials", "1", "--out", str(tmp_path / "copy")])
     assert copied.exit_code == 0, copied.output

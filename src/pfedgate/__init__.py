@@ -2,6 +2,7 @@
 
 pfedgate.gate(model, example, budget=0.3)     any module inside a budget
 pfedgate.compact(gated, x)                    the part of it that one batch needs, as a small plain module
+pfedgate.savings(gated, x)                    before and after, as a table: widths, FLOPs, ms, size of the file
 pfedgate.run("recipes/digits.toml")           a federated run from a recipe; the command line does the same
 
 Names are imported when they are first used, so that gating alone loads no engine, and `pfedgate --help` no torch.
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pfedgate import algorithms, data, experiment, export, models, report, theory
     from pfedgate.experiment import resume, run
+    from pfedgate.export import savings
     from pfedgate.gating.gate.config import GateConfig
     from pfedgate.gating.model import GatedModel
     from pfedgate.gating.optimizer import LiveOptimizer
@@ -27,12 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Block", "Budget", "CannotCompact", "GateConfig", "GatedModel", "InfeasibleBudget", "LiveOptimizer", "Piece",
     "Selection", "algorithms", "compact", "data", "experiment", "export", "gate", "models", "report", "resume", "run",
-    "theory",
+    "savings", "theory",
 ]  # fmt: skip
 
 # Where the names above come from; the others are rooms or modules of their own.
 _HOMES = {
     "experiment": ("resume", "run"),
+    "export": ("savings",),
     "gating.gate.config": ("GateConfig",),
     "gating.model": ("GatedModel",),
     "gating.optimizer": ("LiveOptimizer",),

@@ -165,6 +165,13 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         steps=train.steps,
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
+        classes=shape.classes or None,
+        initial_scale=train.initial_scale if model is None else 1.0,
+        correction=train.correction,
+        shift=train.shift,
+        shift_lr=train.shift_lr,
+        local_lr=recipe.evaluate.local_lr,
+        local_epochs=recipe.evaluate.local_epochs,
         example=Example((train.batch, *shape.shape), shape.dtype),
     )
     return algorithms.build(recipe.algorithm.name, task, **recipe.algorithm.options)

@@ -3,17 +3,20 @@
 anna = client("runs/digits-pfedgate", "anna", budget=0.3)
 anna.gated, anna.compact              the model that was scored, and the same with one choice of blocks
 save(anna.compact, anna.example, "client.onnx")
+print(savings(gated, x))              a gated module before and after: widths, parameters, FLOPs, ms, bytes of the file
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +26,21 @@ from torch import Tensor, nn
 
 from pfedgate import experiment
 from pfedgate.algorithms.pfedgate.personal import Personal
+from pfedgate.core import measure
 from pfedgate.core.errors import unknown
 from pfedgate.core.types import Budget, Card, Local, Part, Round, Task
 from pfedgate.data.federation import Ids
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.roster import Roster
+from pfedgate.gating.model import GatedModel
 from pfedgate.gating.slicing.compact import compact
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.gates import has_gates
+from pfedgate.runs.progress import scaled, size
 from pfedgate.training.fit import Score, evaluate
 
 FORMATS = ("pt2", "onnx")
+ONNX = ("onnx", "onnxscript")  # the packages that writing it takes
 FEW = 30  # clients whose names fit into a message
 
 
@@ -157,9 +164,79 @@ def _silence() -> Iterator[None]:
 
 def need_onnx() -> None:
     """Fail with what to install, if ONNX is not there."""
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ONNX if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"ONNX needs {' and '.join(missing)}: pip install 'pfedgate[export]'")
+
+
+@dataclass(frozen=True)
+class Savings:
+    """A module before gating and after, for one batch; printed, it is a table."""
+
+    widths: dict[str, tuple[int, int]]  # outputs of each layer that has weights
+    costs: dict[
+        str, tuple[float, float]
+    ]  # "parameters", "FLOP a sample", "ms a batch" and the bytes of the file, by its name
+
+    def __str__(self) -> str:
+        lines = [f"{'':14}{'before':>12}{'after':>12}"]
+        lines += [f"{name:14}{before:>12,}{after:>12,}" for name, (before, after) in self.widths.items()]
+        for name, (before, after) in self.costs.items():
+            shown = (_short(name, value) for value in (before, after))
+            lines.append(f"{name:14}{''.join(f'{text:>12}' for text in shown)}{after / before:>8.0%}")
+        return "\n".join(lines)
+
+
+def _short(name: str, value: float) -> str:
+    """A cost in its usual unit.
+
+    >>> _short("parameters", 2171786), _short("FLOP a sample", 1.5e9), _short("ms a batch", 4.256)
+    ('2,171,786', '1.5 G', '4.26')
+    >>> _short("ONNX file", 8.7e6)
+    '8.7 MB'
+    """
+    if name in ("parameters", "ms a batch"):
+        return f"{value:,}" if name == "parameters" else f"{value:.3g}"
+    return size(value) if name.endswith("file") else scaled(value, "").strip()
+
+
+def savings(gated: GatedModel, x: Tensor) -> Savings:
+    """What a gate saves on a batch: the module as it was, beside the small one that `compact` makes for the batch.
+
+    Times are medians of forward passes taken in turn. The file is ONNX where the extra `export` is installed, else a
+    `torch.export` program.
+
+    >>> import pfedgate
+    >>> from pfedgate import models
+    >>> model = models.build("cnn_digits")
+    >>> result = pfedgate.savings(pfedgate.gate(model, (64, 1, 8, 8), budget=0.3), torch.randn(64, 1, 8, 8))
+    >>> before, after = result.costs["FLOP a sample"]
+    >>> result.widths["out"], after < 0.3 * before
+    ((10, 10), True)
+    """
+    dense, small = deepcopy(gated.model).eval(), compact(gated, x).eval()
+    both = (dense, small)
+    after = {name: width for name, part in small.named_modules() if (width := _width(part))}
+    kind = "onnx" if all(importlib.util.find_spec(name) for name in ONNX) else "pt2"
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        flops = [measure.flops(partial(model, x)) for model in both]
+        seconds = measure.interleaved({"dense": partial(dense, x), "small": partial(small, x)})
+        files = [save(model, x[:2], Path(folder) / f"{at}.{kind}").stat().st_size for at, model in enumerate(both)]
+    return Savings(
+        {name: (_width(dense.get_submodule(name)), width) for name, width in after.items()},
+        {
+            "parameters": (parameters(dense), parameters(small)),
+            "FLOP a sample": (flops[0] / len(x), flops[1] / len(x)),
+            "ms a batch": (1000 * seconds["dense"], 1000 * seconds["small"]),
+            f"{kind.upper()} file": (files[0], files[1]),
+        },
+    )
+
+
+def _width(part: nn.Module) -> int:
+    """The outputs of a layer; 0 of what has no matrix of weights."""
+    weight = getattr(part, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) and weight.ndim > 1 else 0
 
 
 def parameters(module: nn.Module) -> int:
@@ -167,4 +244,4 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-__all__ = ["FORMATS", "Client", "client", "format_of", "need_onnx", "parameters", "save"]
+__all__ = ["FORMATS", "Client", "Savings", "client", "format_of", "need_onnx", "parameters", "save", "savings"]

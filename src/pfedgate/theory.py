@@ -2,7 +2,7 @@
 
 Chen, Yao, Gao, Ding, Li: Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
 
-    Proposition 1    how far the weights M of a client may be from 1     weight_bound, …_reversed, …_published
+    Proposition 1    how far the weights M of a client may be from 1     weight_bound, …_published
     Theorem 1        how many samples a client needs to generalise       Generalisation
     Theorem 2        how fast gradients vanish                           learning_rate, rate, fit_rate
     Appendix, q      which share of the model a client uploads           touched, touched_if_independent, newly_touched
@@ -32,7 +32,6 @@ __all__ = [
     "touched_if_independent",
     "weight_bound",
     "weight_bound_published",
-    "weight_bound_reversed",
 ]
 
 Vector = npt.ArrayLike
@@ -57,31 +56,6 @@ def weight_bound(sigma: float, mu: float, theta_g: Vector) -> float:
     _positive(mu=mu)
     _not_negative(sigma=sigma)
     return _tidy((sigma / mu) ** 4 / float(_sizes(theta_g).min()) ** 4)
-
-
-def weight_bound_reversed(sigma: float, mu: float, theta_g: Vector, least: float, most: float) -> float:
-    """The same bound by the route of the paper's proof, a reversed Cauchy–Schwarz inequality, carried out in full.
-
-    `least` and `most` bound |M* − 1| from both sides. They enter through A = (R + r)² / (4·R·r), where R and r are the
-    largest and smallest (M*−1)²·θ_g²; a single weight of exactly 1 (least = 0) makes A infinite.
-
-    >>> weight_bound_reversed(0.1, 1.0, [1.0, 1.0], least=0.05, most=0.05)  # all alike: A = 1
-    5e-05
-    >>> weight_bound_reversed(0.1, 1.0, [1.0, 1.0], least=0.0, most=0.05)
-    inf
-    """
-    _positive(mu=mu)
-    _not_negative(sigma=sigma, least=least)
-    if most < least:
-        raise ValueError(f"most must not be below least, got {most} < {least}")
-    if most == 0:
-        return 0.0
-    if least == 0:
-        return math.inf
-    theta = _sizes(theta_g)
-    largest, smallest = (most * theta.max()) ** 2, (least * theta.min()) ** 2
-    a = (largest + smallest) ** 2 / (4 * largest * smallest)
-    return _tidy(a * (sigma / mu) ** 4 / float((theta**4).sum()))
 
 
 def weight_bound_published(sigma: float, mu: float, theta_g: Vector, theta_i: Vector) -> float:

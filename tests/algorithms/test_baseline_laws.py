@@ -21,10 +21,8 @@ BASELINES = (
 )  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in BASELINES),
-    ("lg_fedavg", {"warmup_rounds": 1}),
     ("apfl", {"update_alpha": "batch"}),
     ("per_fedavg", {"order": "hf"}),
-    ("per_fedavg", {"order": "exact"}),
 ]
 PERSONAL = ("mean_reg_mtl", "lg_fedavg", "ditto", "fedrep", "fedper", "apfl")  # private from the start
 every = pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}{o or ''}" for name, o in CASES])

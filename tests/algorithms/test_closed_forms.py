@@ -191,7 +191,7 @@ def bowl(output: Tensor, y: Tensor) -> Tensor:
     return 0.5 * (away @ HESSIAN.to(away.dtype) * away).sum(-1)
 
 
-@pytest.mark.parametrize("order", ["first", "hf", "exact"])
+@pytest.mark.parametrize("order", ["first", "hf"])
 def test_per_fedavg_directions_on_a_quadratic(order: str) -> None:
     alpha, beta = 0.3, 0.05
     task = replace(quadratic(beta), loss=bowl)
@@ -202,11 +202,10 @@ def test_per_fedavg_directions_on_a_quadratic(order: str) -> None:
     torch.testing.assert_close((START - sent) / beta, direction, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("order", ["hf", "exact"])
-def test_per_fedavg_minimises_the_loss_after_the_personal_step(order: str) -> None:
+def test_per_fedavg_minimises_the_loss_after_the_personal_step() -> None:
     """With equal Hessians the meta-objective is minimal at the mean; a personal step then goes towards c_i."""
     task = replace(quadratic(0.3), loss=bowl)
-    algorithm = build("per_fedavg", task, order=order, alpha=0.3)
+    algorithm = build("per_fedavg", task, order="hf", alpha=0.3)
     result = run(algorithm, points(), rounds=150, evaluate_every=0)
     torch.testing.assert_close(result.server["theta"], MEAN, atol=5e-3, rtol=0)
     one = local(points(), "c2", Round(factor=0.01))
@@ -257,8 +256,6 @@ def test_a_novel_client_of_pfedme_is_scored_with_its_proximal_point() -> None:
     private = algorithm.adapt({"theta": START}, {}, one)
     model = algorithm.predictor({"theta": START}, private, one.card)
     torch.testing.assert_close(model.state_dict()["theta"], (CENTRES[0] + 3 * START) / 4)
-    shared = build("pfedme", quadratic(0.2), personal=False).predictor({"theta": START}, private, one.card)
-    assert torch.equal(shared.state_dict()["theta"], START)
 
 
 def test_a_client_without_samples_keeps_what_it_has() -> None:

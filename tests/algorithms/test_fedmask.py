@@ -12,7 +12,7 @@ from tests.support.toys import clusters, first, local, plain_mlp, run, scores, s
 
 from pfedgate import data, models
 from pfedgate.algorithms import build
-from pfedgate.algorithms.fedmask import KNOWN, MEAN, FedMask
+from pfedgate.algorithms.fedmask import KNOWN, MEAN, SERVED, FedMask, _mark
 from pfedgate.algorithms.fedmask.masks import (
     BITS,
     KEPT,
@@ -34,7 +34,7 @@ LAYERS = ("3", "5")  # two of the three of the small perceptron
 
 
 def fedmask(of: Task | None = None, **options: Any) -> FedMask:
-    algorithm = build("fedmask", of or task(plain_mlp), **{"layers": LAYERS, "base": "random", **options})
+    algorithm = build("fedmask", of or task(plain_mlp), **{"layers": LAYERS, "warmup": 0, **options})
     assert isinstance(algorithm, FedMask)
     return algorithm
 
@@ -162,13 +162,13 @@ def test_disjoint_structures_change_nothing_and_overlaps_are_averaged() -> None:
     old = torch.rand(of.size)
     disjoint = [(1.0, packed_mask(of, [0, 1], True)), (1.0, packed_mask(of, [2, 3], False))]
 
-    def mean_of_bits(sent: list[tuple[float, State]], least: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        mean = BitMean(of, old, least)
+    def mean_of_bits(sent: list[tuple[float, State]]) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = BitMean(of, old)
         for weight, update in sent:
             mean.add(update, weight)
         return mean.result()
 
-    mean, known = mean_of_bits(disjoint, 2)
+    mean, known = mean_of_bits(disjoint)
     assert torch.equal(mean, old)
     assert not known.any()
     overlap = [
@@ -176,12 +176,10 @@ def test_disjoint_structures_change_nothing_and_overlaps_are_averaged() -> None:
         (3.0, packed_mask(of, [1, 2], False)),
         (1.0, packed_mask(of, [2], True)),
     ]
-    mean, known = mean_of_bits(overlap, 2)
+    mean, known = mean_of_bits(overlap)
     assert known.nonzero()[:, 0].tolist() == [1, 2]
     assert mean[of.of == 1].unique().tolist() == [0.25]
     assert torch.equal(mean[of.of == 0], old[of.of == 0])
-    _, everybody = mean_of_bits(overlap, None)
-    assert not everybody.any()
     merged = merge(algorithm.merger(server, Round()), [(Card("a", 1), Update(overlap[0][1], 1.0))])
     assert merged[KNOWN].nonzero()[:, 0].tolist() == [0, 1], "with one client the aggregate is its mask"
     assert merged[MEAN][of.of <= 1].unique().tolist() == [1.0]
@@ -203,7 +201,7 @@ def test_clients_take_over_the_aggregate_where_they_overlap() -> None:
 # -- the base
 def test_warm_up_is_fedavg_and_then_the_model_is_sent_once() -> None:
     federation, given = clusters(), task(plain_mlp)
-    algorithm = fedmask(given, base="fedavg", warmup=2)
+    algorithm = fedmask(given, warmup=2)
     expected = run(build("fedavg", given), federation, rounds=2)
     found = run(algorithm, federation, rounds=5)
     assert equal(model_of(found.server), expected.server)
@@ -212,17 +210,7 @@ def test_warm_up_is_fedavg_and_then_the_model_is_sent_once() -> None:
     assert down[2] > down[1]  # model and mask
     assert down[3] == down[4] < down[1] / 2
     assert scores(run(algorithm, federation, rounds=2)) == scores(expected)
-    assert fedmask(given, base="fedavg").warmup == 0.5
-
-
-def test_a_random_base_is_never_sent() -> None:
-    federation = clusters()
-    record = run(fedmask(), federation, rounds=2).history
-    one = fedmask()
-    of, clients = one._structures, len(federation.clients)
-    payload = (-(-of.size // 8) + -(-of.count // 8)) * clients
-    header = packed_size({BITS: torch.zeros(0, dtype=torch.uint8), KEPT: torch.zeros(0, dtype=torch.uint8)}) * clients
-    assert [r["bytes_down"] for r in record] == [pytest.approx(payload + header, abs=16 * clients)] * 2
+    assert build("fedmask", given).options()["warmup"] == 0.5
 
 
 def test_traffic_is_a_thirty_second_of_the_masked_layers() -> None:
@@ -232,8 +220,9 @@ def test_traffic_is_a_thirty_second_of_the_masked_layers() -> None:
     assert of.size == 126976
     up = packed_size(packed_mask(of, list(range(1024)), True))
     assert up == pytest.approx(0.5 * 4 * of.size / 32 + of.count / 8, rel=0.05)
-    server = algorithm.init_server(0)
-    assert packed_size(algorithm.send(server, Card("a", 1), Round())) == pytest.approx(4 * of.size / 32, rel=0.05)
+    card = Card("a", 1)
+    served = {**algorithm.init_server(0), SERVED: torch.tensor([_mark(card)])}
+    assert packed_size(algorithm.send(served, card, Round())) == pytest.approx(4 * of.size / 32, rel=0.05)
 
 
 # -- whole runs
@@ -264,7 +253,7 @@ def test_a_novel_client_gets_a_mask_and_changes_nothing_else() -> None:
 
 
 def test_a_client_without_a_mask_uses_the_frozen_weights() -> None:
-    algorithm, one = fedmask(base="fedavg", warmup=0), local(clusters())
+    algorithm, one = fedmask(), local(clusters())
     got, private = first(algorithm, one)
     assert private == {}
     assert equal(dict(algorithm.predictor(got, private, one.card).state_dict()), initial(algorithm.task, 0))
@@ -283,7 +272,7 @@ def test_damaged_masks_are_named() -> None:
 
 
 def test_wrong_options_fail_at_once() -> None:
-    for wrong in ({"density": 0.0}, {"base": "fedprox"}, {"intersection": "none"}, {"warmup": -1}):
+    for wrong in ({"density": 0.0}, {"warmup": -1}):
         with pytest.raises(ValueError, match="FedMask wants"):
             fedmask(**wrong)
     with pytest.raises(ValueError, match="layers"):

@@ -217,12 +217,6 @@ def test_data_that_are_not_images_get_noise_of_their_kind() -> None:
         public("glyphs+inverted", torch.zeros(3, 6))
 
 
-def test_private_samples_are_left_out_of_the_public_set() -> None:
-    federation = clusters()
-    mixed = Public(torch.cat([POOL.x, federation.part("c1", "test").x, federation.part("c4", "train").x]))
-    assert torch.equal(mixed.without(federation).x, POOL.x)
-
-
 # -- whole runs
 def test_conflicting_labels_do_not_matter_when_models_are_personal() -> None:
     federation = data.conflicting(clients=6, samples_per_client=60, novel=0.3)

@@ -146,9 +146,6 @@ def test_the_prefix_is_everybodys_mean_and_the_rest_the_wide_clients() -> None:
     assert (alone["fc2.weight"][:4, :4] == 5.0).all()
     assert torch.equal(alone["fc2.weight"][4:], server["fc2.weight"][4:])
     assert torch.equal(alone["fc2.weight"][:, 4:], server["fc2.weight"][:, 4:])
-    plain = replace(algorithm, unweighted=True)
-    one, _ = plain.train(plain.send(server, half, Round()), {}, replace(local(clusters()), card=half))
-    assert one.weight == 1.0
 
 
 def test_what_no_sampled_client_has_keeps_its_bits_over_rounds() -> None:
@@ -203,16 +200,6 @@ def test_the_scaler_divides_by_the_share_of_inputs_in_training_and_prediction() 
     torch.testing.assert_close(on.predictor(got, {}, card)(x), off.predictor(double, {}, card)(x))
 
 
-def test_the_whole_model_can_be_scored_instead() -> None:
-    of = given()
-    federation = clusters()
-    own, whole = (run(heterofl(of, scored=how), federation, budget=0.4) for how in ("own", "global"))
-    assert equal(own.server, whole.server)
-    assert scores(own) != scores(whole)
-    assert whole.history[0]["bytes_down"] > own.history[0]["bytes_down"] * 2
-    assert whole.history[0]["bytes_up"] == own.history[0]["bytes_up"]
-
-
 def test_a_novel_client_is_scored_as_it_is_or_tuned() -> None:
     algorithm, one = heterofl(given()), local(clusters(), "c4")
     one = replace(one, card=Card("c4", one.train.n, 0.4))
@@ -249,5 +236,3 @@ def test_wrong_options_and_a_missing_example_say_what_to_do() -> None:
         heterofl(given(), level="f")
     with pytest.raises(ValueError, match="example"):
         heterofl(task()).send({}, Card("a", 1), Round())
-    with pytest.raises(ValueError, match="agg_norm"):
-        merge(heterofl(given(), unweighted=True).merger({}, Round(total=3.0)), [])

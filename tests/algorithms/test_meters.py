@@ -39,7 +39,12 @@ UNITS: list[tuple[str, dict[str, Any], float]] = [
     ("knn_per", {}, 1.0),
     ("per_fedavg", {}, 2.0),
     ("per_fedavg", {"order": "hf"}, 4.0),
-    ("per_fedavg", {"order": "exact"}, 4.9),  # differentiating twice costs 2.9, not the 2 often quoted
+    ("feddbe", {}, 1.0),
+    ("fedrod", {}, 1.0),
+    ("fedbabu", {}, 1.0),
+    ("ifca", {"clusters": 1}, 1.0),
+    ("ifca", {}, 2.46),  # four forward passes, and one model trained
+    ("fedala", {}, 1.0),  # a client's first round has nothing to mix
 ]
 ids = [f"{name}{options or ''}" for name, options, _ in UNITS]
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg on a network: the three orders, independent batches, adaptation on training data only."""
+"""Per-FedAvg on a network: both orders, independent batches, adaptation on training data only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tests.support.toys import CLASSES, FEATURES, PLAIN, Rows, Toy, clusters, fi
 from torch import Tensor, nn
 
 from pfedgate.algorithms import build
-from pfedgate.algorithms.per_fedavg import PerFedAvg, exact_product
+from pfedgate.algorithms.per_fedavg import PerFedAvg
+from pfedgate.core.kinds import cross_entropy
 from pfedgate.core.state import digest, equal
-from pfedgate.core.types import CPU, Task, cross_entropy
+from pfedgate.core.types import CPU, Task
 from pfedgate.training.fit import Batch, workspace
 
 
@@ -46,7 +47,11 @@ def test_hessian_free_and_exact_products_agree_in_double_precision(model: Any, s
     g = work.grad.clone()
     quotient = algorithm._hessian(work, w, g, batch)
     work.flat.copy_(w)
-    exact = exact_product(work, g, batch, cross_entropy)
+    parameters = [value for name, value in work.module.named_parameters()]
+    loss = cross_entropy(work.module(batch.x), batch.y).mean()
+    slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+    columns = torch.autograd.grad(torch.cat([slope.flatten() for slope in slopes]) @ g, parameters)
+    exact = torch.cat([column.flatten() for column in columns])
     assert torch.cosine_similarity(quotient, exact, dim=0) > 0.999
     torch.testing.assert_close(quotient, exact, rtol=1e-3, atol=1e-6)
 
@@ -58,23 +63,14 @@ def _dropout() -> nn.Module:
 def test_both_sides_of_the_difference_drop_the_same_units() -> None:
     one = replace(local(clusters()), prepare=torch.Tensor.double)
     sent = []
-    for order in ("hf", "exact"):
-        algorithm = per_fedavg(Task(_dropout, optim=PLAIN, batch=8), order=order, alpha=0.5, delta=1e-6)
+    for delta in (1e-6, 1e-4):  # the noise of two unlike masks would grow a hundredfold
+        algorithm = per_fedavg(Task(_dropout, optim=PLAIN, batch=8), order="hf", alpha=0.5, delta=delta)
         sent.append(algorithm.train(*first(algorithm, one), one)[0].shared)
     for name, value in sent[0].items():
         torch.testing.assert_close(value, sent[1][name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_loss_without_curvature_has_a_product_of_zero() -> None:
-    model = partial(nn.Linear, 2, 1)
-    work = workspace(model, None, CPU)
-    work.load({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
-    batch = Batch(torch.ones(3, 2), torch.zeros(3), torch.arange(3))
-    found = exact_product(work, torch.ones(3), batch, lambda output, y: output[:, 0])
-    assert torch.equal(found, torch.zeros(3))
-
-
-@pytest.mark.parametrize("order", ["first", "hf", "exact"])
+@pytest.mark.parametrize("order", ["first", "hf"])
 def test_the_batches_of_a_meta_step_differ(order: str) -> None:
     """Each sample carries its number; D, D' and D″ must be three draws, D' the batches of every method."""
     seen: list[list[int]] = []
@@ -89,7 +85,7 @@ def test_the_batches_of_a_meta_step_differ(order: str) -> None:
     given = Task(partial(nn.Linear, FEATURES, 2), optim=PLAIN, loss=loss, batch=8)
     algorithm, one = per_fedavg(given, order=order), local(federation)
     algorithm.train(*first(algorithm, one), one)
-    passes = {"first": 2, "hf": 4, "exact": 3}[order]
+    passes = {"first": 2, "hf": 4}[order]
     steps = [seen[at : at + passes] for at in range(0, len(seen), passes)]
     assert len(steps) == 5
     for inner, outer, *curvature in steps:
@@ -120,9 +116,9 @@ def test_the_scored_model_is_one_plain_step_on_training_data() -> None:
 def test_orders_differ_and_running_statistics_stay_finite() -> None:
     servers = {
         order: run(per_fedavg(task(normed_mlp), order=order, alpha=0.3), clusters((24, 18, 30, 10, 20))).server
-        for order in ("first", "hf", "exact")
+        for order in ("first", "hf")
     }
-    assert len({digest(server) for server in servers.values()}) == 3
+    assert len({digest(server) for server in servers.values()}) == 2
     assert all(value.isfinite().all() for server in servers.values() for value in server.values())
 
 

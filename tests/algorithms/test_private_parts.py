@@ -13,10 +13,9 @@ from tests.support.toys import clusters, first, local, normed_mlp, personal_dige
 from pfedgate import models as library
 from pfedgate.algorithms import build
 from pfedgate.algorithms import private_parts as parts
-from pfedgate.algorithms.lg_fedavg import SERVED
 from pfedgate.algorithms.private_parts import batch_norms, head, head_layer, layers, upper
 from pfedgate.core.state import digest, equal, inside, pick, split
-from pfedgate.core.types import Card, Round, Task
+from pfedgate.core.types import Card, Round, State, Task
 from pfedgate.engine.wire import packed_size
 from pfedgate.training.fit import fit
 
@@ -180,7 +179,7 @@ def test_fedrep_head_rate_and_epochs_concern_the_head_alone() -> None:
     one = local(clusters())
     base = build("fedrep", task(), body_epochs=0)
     got, private = first(base, one)
-    still = build("fedrep", task(weight_decay=0.0), head_lr=0.0).train(got, private, one)
+    still = build("fedrep", task(weight_decay=0.0), own_lr=0.0).train(got, private, one)
     assert equal(inside("own/", still[1]), inside("own/", private))
     assert not equal(still[0].shared, got)
     once = base.train(got, private, one)[1]
@@ -224,26 +223,6 @@ def test_fedbn_keeps_clients_without_data_as_they_are() -> None:
         assert equal(algorithm.adapt(got, private, local(federation, client)), private)
 
 
-# -- LG-FedAvg's warm-up
-def test_after_the_warm_up_everybody_starts_from_the_warm_model_which_is_sent_once() -> None:
-    federation, given = clusters((24, 18, 30, 10, 20)), task(normed_mlp)
-    algorithm = build("lg_fedavg", given, warmup_rounds=2, global_part="upper")
-    warm = run(build("fedavg", given), federation, rounds=2, sample=2).server
-    result = run(algorithm, federation, rounds=6, sample=2)
-    own = algorithm.own  # type: ignore[attr-defined]
-    lower = split(warm, own.__contains__)[0]
-    assert equal(pick(result.server, own), pick(lower, own)), "the lower part moved after the warm-up"
-    assert not equal(pick(result.server, set(warm) - own), pick(warm, set(warm) - own))
-    sizes = [record["bytes_down"] for record in result.history]
-    assert sizes[0] == sizes[1] == sizes[2] > sizes[-1], "the lower part travels during the warm-up and once more"
-    assert result.store is not None
-    assert len(result.server[SERVED]) == len(result.store.clients())
-    for client in federation.clients:
-        one = local(federation, client, Round(index=6))
-        whole = set(algorithm.send(result.server, one.card, one.round)) == set(warm)
-        assert whole == (result.store.get(client) is None)
-
-
 def test_the_direction_can_be_turned_round() -> None:
     up, down = (build("lg_fedavg", task(small_cnn), global_part=part) for part in ("upper", "lower"))
     assert set(up.init_server(0)) == {"6.weight", "6.bias", "8.weight", "8.bias"}
@@ -268,3 +247,29 @@ def _tied() -> torch.nn.Module:
     a, b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     b.weight = a.weight
     return torch.nn.Sequential(a, b)
+
+
+# -- a rate of its own for what is never averaged
+OWN_RATES = {"fedper": "own_lr", "fedrep": "own_lr", "lg_fedavg": "own_lr", "fedbn": "own_lr", "apfl": "own_lr",
+             "ditto": "personal_lr"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "option"), OWN_RATES.items())
+def test_the_private_part_has_a_rate_of_its_own(name: str, option: str) -> None:
+    federation, given = clusters((24, 18, 30, 10, 20)), task(normed_mlp, clip=None)
+    one = local(federation)
+
+    def trained(**options: Any) -> tuple[State, State]:
+        algorithm = build(name, given, **options)
+        update, private = algorithm.train(*first(algorithm, one), one)
+        return update.shared, {
+            n: v for n, v in private.items() if "running" not in n and "num_batches" not in n and n != "alpha"
+        }
+
+    usual, same, still, slow = (trained(**o) for o in ({}, {option: 0.1}, {option: 0.0}, {option: 0.001}))
+    assert equal(usual[0], same[0])
+    assert equal(usual[1], same[1])
+    start = build("fedavg", given).init_server(0)
+    assert all(torch.equal(value, start[tensor.partition("/")[2]]) for tensor, value in still[1].items())
+    assert not equal(slow[1], still[1])
+    assert not equal(slow[1], usual[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from tests.support.toys import clusters, plain_mlp, run, task
 
 from pfedgate.algorithms import build
 from pfedgate.core.state import equal, rebased, staleness
-from pfedgate.engine.server import Result
+from pfedgate.engine import server as engine
+from pfedgate.engine.server import Options, Result
 from pfedgate.fleet.pace import Pace
 
 TASK = replace(task(plain_mlp), example=torch.zeros(8, 6))
@@ -113,3 +115,17 @@ def test_a_policy_without_devices_says_so() -> None:
         Pace(policy="deadline")
     with pytest.raises(ValueError, match="did you mean 'asynchronous'"):
         Pace(policy="asynchronos")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_what_is_in_flight_survives_an_interruption(name: str, tmp_path: Path) -> None:
+    federation, algorithm = clusters((24, 17, 30, 9, 20, 12, 15), novel=0), build(name, TASK)
+    pace = Pace(devices="phones", policy="asynchronous", buffer=2)
+    options = {"seed": 3, "sample": 5, "fleet": pace, "evaluate_every": 1, "stack": 0, "device": "cpu"}
+    whole = engine.run(algorithm, federation, Options(rounds=6, **options), folder=tmp_path / "whole")
+    engine.run(algorithm, federation, Options(rounds=3, **options), folder=tmp_path / "cut")
+    went_on = engine.run(algorithm, federation, Options(rounds=6, **options), folder=tmp_path / "cut", resume=True)
+    assert equal(whole.server, went_on.server)
+    assert whole.history == went_on.history
+    lines = [(tmp_path / folder / "participation.jsonl").read_text() for folder in ("whole", "cut")]
+    assert lines[0] == lines[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.browser import Browser, find
-from tests.support.runs import SMALL
+from tests.support.runs import GATED, SMALL
 
 from pfedgate import experiment, report
 
@@ -16,9 +16,9 @@ from pfedgate import experiment, report
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs pfedgate, fedavg and ditto; two clients are novel."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, budget in (("pfedgate", 0.5), ("fedavg", 1.0), ("ditto", 1.0)):
+    for method, budget in ((GATED, 0.5), ({"name": "fedavg"}, 1.0), ({"name": "ditto"}, 1.0)):
         clients = {"budget": budget, "novel": 0.25}
-        experiment.run(SMALL, algorithm=name, clients=clients, out=folder / name)
+        experiment.run(SMALL, algorithm=method, clients=clients, out=folder / method["name"])
     return folder
 
 

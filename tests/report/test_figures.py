@@ -14,8 +14,9 @@ import pytest
 import vl_convert
 
 from pfedgate.core.drawing import DASHES, VEGA_LITE, config, save
-from pfedgate.report import cards, charts
+from pfedgate.report import cards, charts, gate_facts
 from pfedgate.report.cards import draw_all, figures, still
+from pfedgate.runs.progress import size
 
 
 def specs(content: dict) -> Iterator[tuple[str, dict]]:
@@ -112,6 +113,32 @@ def test_runs_look_the_same_in_every_chart_and_never_alike(content: dict) -> Non
     assert len(lines) == len(looks) == 12
 
 
+def test_what_does_not_move_is_a_line_of_text(content: dict) -> None:
+    """Here FedAvg's uploads; with one mask for all also who keeps what, and with still gates M and G."""
+    run = content["runs"][1]
+    (card,) = cards.cost({**content, "runs": [run]})
+    assert not card.views
+    assert (
+        card.text == f"Uploaded in each round, the same in every round: fedavg {size(run['training']['bytes_up'][0])}."
+    )
+    one = copy.deepcopy(content["runs"][0])
+    gates = one["gates"]
+    gates["kept"] = gates["kept"][:1] * 6
+    gates["masks"] = gate_facts.masks_of(gates["clients"], gates["kept"])
+    gates["changes"] = [{"round": 2, "between": 0.0, "moved": None}, {"round": 4, "between": 0.0, "moved": 0.0}]
+    for spread in gates["over_rounds"].values():
+        spread["M"]["quantiles"] = spread["M"]["quantiles"][:1] * 2
+    drawn = {card.name: card for card in cards.gates({**content, "runs": [one]})}
+    assert set(drawn) == {"masks", "blocks", "gate-G", "tree"}
+    assert {view.choice[1] for view in drawn["blocks"].views} == {"weight"}
+    said = drawn["masks"].text.splitlines()
+    assert said[0].startswith("All 6 clients keep the same ")
+    assert said[1].startswith("Weights of blocks (M) do not move over the rounds")
+    several = {card.name: card for card in cards.gates(content)}
+    assert several["masks"].text.startswith("6 clients keep 6 different masks")
+    assert {"blocks", "changes", "gate-M"} <= set(several)
+
+
 def test_triangles_count_by_rank(content: dict) -> None:
     ours, base = content["runs"]
     names = [f"c{at}" for at in range(50)]
@@ -146,7 +173,8 @@ def test_figures(content: dict, tmp_path: Path) -> None:
     files = draw_all(content, tmp_path, "svg")
     assert [path.name for path in files] == [
         "accuracy-rounds.svg", "accuracy-bytes.svg", "accuracy-seconds.svg", "clients-sorted.svg",
-        "clients-difference.svg", "density-q.svg", "blocks.svg", "gate-weights.svg", "gate-tree.svg", "partition.svg",
+        "clients-difference.svg", "density.svg", "q.svg", "uploaded.svg", "blocks.svg", "gate-M.svg", "gate-G.svg",
+        "changes.svg", "tree.svg", "partition-0.svg",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"<svg") for path in files)
     for name, texts in {"accuracy-rounds": ("round", "accuracy, %"), "clients-sorted": ("accuracy, %",)}.items():
@@ -179,10 +207,8 @@ def test_a_tree_for_every_gated_run_and_a_picture_of_every_partition(content: di
     twice = {**content, "partitions": content["partitions"] * 2}
     twice["runs"] = [first, {**first, "label": "pfedgate, budget 0.3"}, other]
     files = figures(twice)
-    trees = [name for name in files if "tree" in name]
-    assert trees == ["gate-tree-1-pfedgate", "gate-tree-2-pfedgate-budget-0.3"]
-    assert files[trees[1]]["title"] == "pfedgate, budget 0.3: gates, which started from class frequencies"
-    assert [name for name in files if "partition" in name] == ["partition-1", "partition-2"]
+    assert [part["title"].split(":")[0] for part in files["tree"]["vconcat"]] == ["pfedgate", "pfedgate, budget 0.3"]
+    assert [name for name in files if "partition" in name] == ["partition-0", "partition-1"]
 
 
 @pytest.mark.parametrize("label", ["_old", "x$_$", "50 % $a$ b_c", "datum.run"])
@@ -190,12 +216,12 @@ def test_names_are_printed_as_they_are(content: dict, label: str) -> None:
     first, other = content["runs"]
     named = {**content, "runs": [{**first, "label": label}, {**other, "label": "other"}]}
     files = figures(named)
-    for name in ("accuracy-rounds", "clients-sorted", "density-q", "blocks", "gate-tree"):
+    for name in ("accuracy-rounds", "clients-sorted", "density", "blocks", "tree"):
         assert label in vl_convert.vegalite_to_svg(files[name], vl_version=VEGA_LITE), name
 
 
 def test_clients_and_classes_are_named(content: dict) -> None:
     partition = content["partitions"][0]
-    drawn = vl_convert.vegalite_to_svg(figures(content)["partition"], vl_version=VEGA_LITE)
+    drawn = vl_convert.vegalite_to_svg(figures(content)["partition-0"], vl_version=VEGA_LITE)
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     assert set(texts) >= {*partition["clients"], *partition["classes"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.runs import SMALL
+from tests.support.runs import GATED, SMALL
 
 from pfedgate import experiment
 from pfedgate.report.gate_facts import gates_of, partition_of, tree
@@ -37,7 +37,7 @@ def test_a_line_for_every_evaluation(runs: Path) -> None:
 
 def test_runs_are_the_same_without_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "has_gates", lambda algorithm: False)
-    experiment.run(SMALL, algorithm="pfedgate", clients=CLIENTS, out=tmp_path / "plain")
+    experiment.run(SMALL, algorithm=GATED, clients=CLIENTS, out=tmp_path / "plain")
     assert not (tmp_path / "plain" / gates.FILE).exists()
     for name in ("metrics.jsonl", "participation.jsonl"):
         assert (tmp_path / "plain" / name).read_bytes() == (runs / "pfedgate" / name).read_bytes()
@@ -49,7 +49,7 @@ def test_of_many_clients_the_first_are_looked_at(runs: Path, tmp_path: Path, mon
     whole = runfolder.load(runs / "pfedgate")
     trained = whole.store().clients()
     monkeypatch.setattr(gates, "MOST_CLIENTS", 4)
-    experiment.run(SMALL, algorithm="pfedgate", clients=CLIENTS, out=tmp_path / "few")
+    experiment.run(SMALL, algorithm=GATED, clients=CLIENTS, out=tmp_path / "few")
     for line, full in zip(lines(tmp_path / "few"), lines(whole.path), strict=True):
         assert list(line["kept"]) == trained[:4]
         assert (line["looked"], line["of"]) == (4, 6)
@@ -95,7 +95,7 @@ def test_a_resumed_run_has_each_line_once(runs: Path, tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        experiment.run(SMALL, algorithm="pfedgate", clients=CLIENTS, out=tmp_path / "run", callbacks=[stop])
+        experiment.run(SMALL, algorithm=GATED, clients=CLIENTS, out=tmp_path / "run", callbacks=[stop])
     path = tmp_path / "run" / gates.FILE
     later = {**lines(tmp_path / "run")[-1], "round": 4}
     # As if it had died after its fourth round, and once more in the middle of a line.

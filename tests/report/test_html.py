@@ -47,16 +47,8 @@ def test_vendored_scripts_are_those_of_the_registry() -> None:
 
 
 def test_command(runs: Path, tmp_path: Path) -> None:
-    args = [
-        "report",
-        str(runs / "pfedgate"),
-        str(runs / "fedavg"),
-        "--out",
-        str(tmp_path / "r.html"),
-        "--title",
-        "My <runs>",
-    ]
-    result = CliRunner().invoke(app, args)
+    folders = [str(runs / name) for name in ("pfedgate", "fedavg")]
+    result = CliRunner().invoke(app, ["report", *folders, "--out", str(tmp_path / "r.html"), "--title", "My <runs>"])
     assert result.exit_code == 0, result.output
     assert str(tmp_path / "r.html") in result.output.replace("\n", "")
     assert "<title>My &lt;runs&gt;</title>" in (tmp_path / "r.html").read_text()
@@ -86,18 +78,8 @@ def test_training_can_end_with_a_report(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("pfedgate.runs.trackers.build", build)
     monkeypatch.setattr("pfedgate.runs.trackers.check", lambda names: None)
     few = ["--set", "train.rounds=1", "--set", "data.clients=4", "--set", "data.samples=200", "--set", "run.workers=1"]
-    args = [
-        "compare",
-        "pfedgate",
-        "fedavg",
-        *few,
-        "--out",
-        str(tmp_path / "both"),
-        "--report",
-        "--track",
-        "tensorboard",
-    ]
-    result = CliRunner().invoke(app, args)
+    more = ["--out", str(tmp_path / "both"), "--report", "--track", "tensorboard"]
+    result = CliRunner().invoke(app, ["compare", "pfedgate", "fedavg", *few, *more])
     assert result.exit_code == 0, result.output
     assert str(tmp_path / "both" / "report.html") in result.output
     assert '"runs":["pfedgate","fedavg"]' in (tmp_path / "both" / "report.html").read_text()

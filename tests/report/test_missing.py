@@ -33,7 +33,7 @@ def test_without_a_checkpoint(browser: Browser, stateless: Path, tmp_path: Path)
     browser.open(report.write([stateless], tmp_path / "r.html")[0])
     assert browser.run(CONTROLS) == {}, "with one view there is nothing to choose"
     before = browser.run(CAPTION.format("blocks"))
-    assert "M and G of single blocks and the likeness of gates are not available: the run's folder holds no" in before
+    assert "Weights of single blocks and the likeness of gates are not available: the run's folder holds no" in before
     assert "holds no checkpoint" in browser.run("document.querySelector('[data-missing=tree]').textContent")
     assert browser.run("document.querySelector('[data-missing=data]')") is None
     assert browser.console == []
@@ -41,21 +41,21 @@ def test_without_a_checkpoint(browser: Browser, stateless: Path, tmp_path: Path)
 
 def test_controls_follow_the_run_that_is_shown(browser: Browser, runs: Path, stateless: Path, tmp_path: Path) -> None:
     browser.open(report.write([runs / "pfedgate", stateless], tmp_path / "r.html")[0])
-    browser.click(*centre(browser, "[data-chart=blocks] [data-value=M]"))
+    browser.click(*centre(browser, "[data-chart=blocks] [data-value=weight]"))
     assert all(browser.run(CONTROLS).values())
-    browser.wait(f"{CAPTION.format('blocks')}.includes('M, the weight')", 5)
-    assert "M, the weight" in browser.run(CAPTION.format("blocks"))
+    browser.wait(f"{CAPTION.format('blocks')}.includes('The weight of a block')", 5)
+    assert "The weight of a block" in browser.run(CAPTION.format("blocks"))
     choose = """(() => { const box = document.querySelector('[data-chart=blocks] select'); box.selectedIndex = %d;
         box.dispatchEvent(new Event('change')); })()"""
     browser.run(choose % 1)
-    assert not browser.run(CONTROLS)["M"]
-    assert "M, the weight" not in browser.run(CAPTION.format("blocks"))
+    assert not browser.run(CONTROLS)["weight"]
+    assert "The weight of a block" not in browser.run(CAPTION.format("blocks"))
     assert "kept: not shown, because" in browser.run("document.querySelector('[data-missing=tree]').textContent")
     pressed = "document.querySelector('[data-chart=blocks] button[data-value=%s]').getAttribute('aria-pressed')"
     assert browser.run(pressed % "kept") == "true"
     browser.run(choose % 0)
-    assert "M, the weight" in browser.run(CAPTION.format("blocks"))
-    assert browser.run(pressed % "M") == "true"
+    assert "The weight of a block" in browser.run(CAPTION.format("blocks"))
+    assert browser.run(pressed % "weight") == "true"
     assert browser.console == []
 
 

@@ -12,6 +12,8 @@ SMALL: dict[str, Any] = {
     "evaluate": {"every": 2},
     "run": {"workers": 1},
 }
+# Of parameters alone and with a fast gate, every client soon has a mask of its own.
+GATED = {"name": "pfedgate", "resources": "params", "gate_lr": 5.0}
 
 
 def cut(run: Path, to: Path, rounds: int) -> Path:

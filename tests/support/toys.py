@@ -113,7 +113,7 @@ def half_square(output: Tensor, y: Tensor) -> Tensor:
 
 def quadratic(lr: float = 0.1, **settings: Any) -> Task:
     """f_i(theta) = ½‖theta − c_i‖², one full batch a step."""
-    return Task(Point, optim=replace(PLAIN, lr=lr), loss=half_square, batch=64, **settings)
+    return Task(Point, optim=replace(PLAIN, lr=lr), kind="regression", loss=half_square, batch=64, **settings)
 
 
 CENTRES = torch.tensor([[1.0, 2.0, -1.0], [3.0, -2.0, 0.5], [-4.0, 1.0, 2.0]])

@@ -71,6 +71,8 @@ def build(name: str, task: Task, **settings: Any) -> Algorithm:
 
     A dotted name sets a field of a hyper-parameter that has fields: `**{"gate.shift": True}`, as in recipes.
     """
+    if task.kind not in (kinds := get(name).kinds):
+        raise ValueError(f"algorithm {name!r} learns {' and '.join(kinds)}, not {task.kind}: choose another one")
     defaults, inner = options(name), dict[str, dict[str, Any]]()
     for setting, value in settings.items():
         option, _, field = setting.partition(".")

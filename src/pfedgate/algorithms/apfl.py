@@ -27,7 +27,7 @@ from pfedgate.core.errors import unknown
 from pfedgate.core.modules import module, skeleton
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import inside, under
-from pfedgate.core.types import Card, Local, State, Task, Update
+from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import Batch, Workspace, fit
 from pfedgate.training.workspace import Stepper
 
@@ -41,11 +41,12 @@ class APFL(PrivateModel):
 
     alpha: float = 0.5  # share of the private model at the start; the paper's are .25 to .75
     update_alpha: str = "round"  # at its first batch (official), at every "batch" (the equations), or "never"
+    own_lr: float | None = None  # rate of v; None: the task's
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper = "Deng et al. 2020, Adaptive Personalized Federated Learning"
     keeps = "a whole model of its own and its share in the mixture"
-    grid: ClassVar = {"alpha": (0.25, 0.5, 0.75)}
+    grid: ClassVar = {"alpha": (0.25, 0.5, 0.75), "own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -59,14 +60,14 @@ class APFL(PrivateModel):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg's steps of w; beside each of them one of v."""
-        own = _Personal(self.task, private, local, self.update_alpha)
+        own = _Personal(self, private, local)
         done = fit(self.task, got, local, gradient=own.beside)
         metrics = {**done.metrics, "alpha": float(own.alpha)}
         return Update(done.state, local.n, metrics), own.state()
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's v starts from w."""
-        own = _Personal(self.task, {**private, **under("model/", got)}, local, self.update_alpha)
+        own = _Personal(self, {**private, **under("model/", got)}, local)
         fit(self.task, got, local, step=own.step, epochs=self.adapt_epochs)
         return own.state()
 
@@ -80,13 +81,14 @@ class APFL(PrivateModel):
 class _Personal:
     """The private branch during one call: v, alpha, and a workspace that holds the mixture."""
 
-    def __init__(self, task: Task, private: State, local: Local, update: str) -> None:
-        self.task, self.local, self.update = task, local, update
+    def __init__(self, method: APFL, private: State, local: Local) -> None:
+        self.task, self.local, self.update = (task := method.task), local, method.update_alpha
         self.work = _twin(task.model, local.device)
         self.work.load(inside("model/", private))
         self.v, self.alpha = self.work.flat.clone(), private["alpha"].clone().to(local.device)
         self.rate = task.optim.lr * local.round.factor
-        self.stepper = Stepper(task.optim, self.rate)
+        own_rate = self.rate if method.own_lr is None else method.own_lr * local.round.factor
+        self.stepper = Stepper(task.optim, own_rate)
         self.count = 0
 
     def step(self, work: Workspace, batch: Batch) -> Tensor:

@@ -27,9 +27,17 @@ class FedAvgFT(FedAvg):
     tune_lr: float | None = None  # default: the rate of training, with the same schedule
 
     paper = "McMahan et al. 2017, with local fine-tuning before prediction"
+    tunes = True
+
+    def own_epochs(self, got: State, private: State, local: Local) -> tuple[State, State, float]:
+        """Fine-tuning at the rate of these epochs; `personalise` leaves it at that."""
+        tuned = fit(self.task, got, local)
+        return got, {**private, **under("tuned/", tuned.state)}, tuned.flops
 
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The received model after `tune_epochs` on the client's training data."""
+        if inside("tuned/", private):
+            return private
         tuned = fit(self.task, got, local, epochs=self.tune_epochs, lr=self.tune_lr, stream="tune")
         return {**private, **under("tuned/", tuned.state)}
 

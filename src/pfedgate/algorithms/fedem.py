@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from pfedgate.algorithms import register
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import initial, module
+from pfedgate.core.prior import Added
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import fit, forward_flops, scan
@@ -53,7 +54,9 @@ class FedEM(Algorithm):
     paper = "Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions"
     shares = "M whole models"
     keeps = "M mixture weights"
+    adds = True
     grid: ClassVar = {"components": (3,)}
+    kinds = ("classification", "language")  # it mixes probabilities of classes
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.adapt_steps < 0:
@@ -108,6 +111,8 @@ class FedEM(Algorithm):
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The client's mixture of the components."""
         models = [module(self.task, inside(f"{m}/", got)) for m in range(self.components)]
+        if (added := self.task.added) is not None:  # to each component, as in its loss: probabilities are mixed
+            models = [Added(model, added.cpu()) for model in models]
         return Mixture(models, private["pi"])
 
 

@@ -10,6 +10,7 @@ heads would have to travel).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
@@ -27,6 +28,7 @@ class FedPer(parts.PrivatePart):
     paper = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
     shares = "the body"
     keeps = "the head"
+    grid: ClassVar = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
 
     @property
     def own(self) -> parts.Part:

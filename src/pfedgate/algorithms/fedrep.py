@@ -31,13 +31,12 @@ class FedRep(parts.PrivatePart):
     head: parts.Names | None = None  # private layers; None: the last one with parameters, as in the official networks
     head_epochs: int | None = None  # None: as the task says (1 in the benchmark); official: 10
     body_epochs: int | None = None  # None: as the task says; official: 1 on CIFAR-10, 5 on CIFAR-100 and FEMNIST
-    head_lr: float | None = None  # None: the task's
     adapt_epochs: int = 1  # a novel client's epochs, the fine-tuning budget of all methods; official: 10
 
     paper = "Collins et al. 2021, Exploiting Shared Representations for Personalized FL"
     shares = "the body"
     keeps = "the head"
-    grid: ClassVar = {"head_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
+    grid: ClassVar = {"own_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
 
     @property
     def own(self) -> parts.Part:
@@ -48,7 +47,7 @@ class FedRep(parts.PrivatePart):
         """The head, then the body; the body is sent."""
         head, state = inside(parts.OWN, private), parts.join(got, private)
         phases = (
-            (head, parts.parameters(self.task, self.own), self.head_epochs, self.head_lr),
+            (head, parts.parameters(self.task, self.own), self.head_epochs, self.own_lr),
             (got, parts.parameters(self.task, parts.everything(self.task) - self.own), self.body_epochs, None),
         )
         metrics = {"flops": 0.0}
@@ -64,4 +63,4 @@ class FedRep(parts.PrivatePart):
 
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client trains a head for the body as it is."""
-        return self.adapt_part(got, private, local, self.adapt_epochs, self.head_lr)
+        return self.adapt_part(got, private, local, self.adapt_epochs)

@@ -21,6 +21,7 @@ from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
 from pfedgate.algorithms.fedavg import FedAvg
 from pfedgate.core.modules import module
+from pfedgate.core.prior import Added
 from pfedgate.core.types import Card, Local, Part, State
 from pfedgate.training.fit import Batch, loop
 
@@ -39,7 +40,9 @@ class KNNPer(FedAvg):
 
     paper = "Marfoq et al. 2022, Personalized Federated Learning through Local Memorization"
     keeps = "features of its training data (made anew when needed)"
-    grid: ClassVar = {"lam": LAMS, "k": (5, 7, 10)}
+    adds = True  # to the model's share: neighbours have the client's frequencies already
+    grid: ClassVar = {"k": (5, 7, 10), "scale": (0.1, 1.0, 10.0)}  # each client chooses lam for itself
+    kinds = ("classification",)  # neighbours vote for classes
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.scale <= 0 or not 0 <= (self.lam or 0) <= 1:
@@ -89,12 +92,13 @@ class KNNPer(FedAvg):
 
     def _model(self, got: State, device: torch.device | None = None) -> Neighbours:
         model, layer = module(self.task, got, device), self.layer or parts.head_layer(self.task)
-        return Neighbours(model, layer, self.k, self.scale)
+        return Neighbours(model, layer, self.k, self.scale, self.task.added)
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The model and the memory."""
         if "knn/features" not in private:
-            return module(self.task, got)
+            plain = module(self.task, got)
+            return plain if self.task.added is None else Added(plain, self.task.added)
         model = self._model(got)
         model.remember(private)
         return model
@@ -103,13 +107,13 @@ class KNNPer(FedAvg):
 class Neighbours(nn.Module):
     """A classifier beside the votes of remembered samples; returns log-probabilities."""
 
-    def __init__(self, model: nn.Module, layer: str, k: int, scale: float) -> None:
+    def __init__(self, model: nn.Module, layer: str, k: int, scale: float, added: Tensor | None = None) -> None:
         super().__init__()
+        self.register_buffer("added", added)
         self.model, self.k, self.scale, self.lam = model, k, scale, 0.0
         self.register_buffer("memory", torch.zeros(0, 0))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
-        self._entered: list[Tensor] = []
-        model.get_submodule(layer).register_forward_pre_hook(lambda _, given: self._entered.append(given[0]))
+        self.layer = layer
 
     def remember(self, private: State) -> None:
         """Use the memory in a private State from now on."""
@@ -118,10 +122,7 @@ class Neighbours(nn.Module):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the head, one row per prediction, and the model's output."""
-        self._entered.clear()
-        output: Tensor = self.model(x)
-        (entered,) = self._entered
-        self._entered.clear()
+        entered, output = parts.features(self.model, self.layer, x)
         rows = entered.reshape(-1, entered.shape[-1])
         if len(rows) != output[..., 0].numel():
             raise ValueError(
@@ -138,6 +139,8 @@ class Neighbours(nn.Module):
         # Softmax is the kernel, normalised; it cannot underflow however far the neighbours are.
         vote = torch.softmax(-near / (self.scale * rows.shape[1]), dim=-1)
         share = torch.zeros(len(rows), output.shape[-1], dtype=vote.dtype, device=vote.device)
+        if isinstance(self.added, Tensor):
+            output = output + self.added.to(output.device)
         return share.scatter_add_(1, self.labels[at], vote).view(output.shape), output.softmax(-1)
 
     def forward(self, x: Tensor) -> Tensor:

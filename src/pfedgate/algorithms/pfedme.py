@@ -43,7 +43,6 @@ class PFedMe(Algorithm):
     inner_lr: float | None = None  # eta_p, official .01 to .1; None: the task's, at most 1/lam (beyond it overshoots)
     outer_lr: float | None = None  # eta, of w_i; official .005 to .01; None: .9/lam, nearly all the way to theta
     beta: float = 1.0  # the server's step towards the mean; official 1, tuned 2
-    personal: bool = True  # False scores the shared w instead ("GM" in the paper)
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper = "Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes"
@@ -107,4 +106,4 @@ class PFedMe(Algorithm):
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """Theta, as the client's last round left it."""
-        return module(self.task, {**got, **inside("theta/", private)} if self.personal else got)
+        return module(self.task, {**got, **inside("theta/", private)})

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import initial, module, persistent_buffers, skeleton
-from pfedgate.core.seeds import key
 from pfedgate.core.state import inside, split, under
 from pfedgate.core.types import Card, Local, State, Task, Update
 from pfedgate.training.fit import fit
@@ -28,8 +27,11 @@ Names = str | Sequence[str]  # a layer, a module above layers, or a tensor; or s
 class PrivatePart(Algorithm):
     """A model of which every client keeps a part to itself; as it stands both parts are trained jointly.
 
-    A subclass says which tensors are private, how a novel client gets its own, and whatever else differs.
+    A subclass says which tensors are private, how a novel client gets its own, and whatever else differs. What is
+    never averaged may want another rate than what is: `own_lr`.
     """
+
+    own_lr: float | None = None  # rate of the private part; None: the task's, in one optimiser with the rest
 
     def __post_init__(self) -> None:
         _ = self.own  # a wrong name fails here, not on a client
@@ -39,33 +41,39 @@ class PrivatePart(Algorithm):
         """The names of the private tensors."""
         raise NotImplementedError(f"{type(self).__name__} must define own")
 
+    @property
+    def whole(self) -> Task:
+        """The task of the client's whole model. Default: the task; a method may add private tensors to its model."""
+        return self.task
+
     def init_server(self, seed: int) -> State:
         """The initial model without the private part: the server never holds that."""
-        return split(initial(self.task, seed), self.own.__contains__)[1]
+        return split(initial(self.whole, seed), self.own.__contains__)[1]
 
     def init_client(self, got: State, local: Local) -> State:
         """The private part of the same initial model, for every client alike."""
-        return under(OWN, split(initial(self.task, local.round.seed), self.own.__contains__)[0])
+        return under(OWN, split(initial(self.whole, local.round.seed), self.own.__contains__)[0])
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs on the whole model; the private part stays, the rest is sent."""
-        done = fit(self.task, join(got, private), local)
+        own = parameters(self.whole, self.own) if self.own_lr is not None else ()
+        done = fit(self.whole, join(got, private), local, own=own, own_lr=self.own_lr)
         part, shared = split(done.state, self.own.__contains__)
         return Update(shared, local.n, done.metrics), under(OWN, part)
 
-    def adapt_part(self, got: State, private: State, local: Local, epochs: int, lr: float | None = None) -> State:
+    def adapt_part(self, got: State, private: State, local: Local, epochs: int) -> State:
         """A novel client's private part, trained on top of the shared one, which stands still.
 
         Training both would pull the private part towards a shared part that the client does not keep.
         """
-        if not (names := parameters(self.task, self.own)):
+        if not (names := parameters(self.whole, self.own)):
             return private
-        done = fit(self.task, join(got, private), local, names=names, epochs=epochs, lr=lr)
+        done = fit(self.whole, join(got, private), local, names=names, epochs=epochs, lr=self.own_lr)
         return under(OWN, split(done.state, self.own.__contains__)[0])
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The shared part with the client's own."""
-        return module(self.task, join(got, private))
+        return module(self.whole, join(got, private))
 
 
 @dataclass(frozen=True)
@@ -84,11 +92,6 @@ class PrivateModel(Algorithm):
 def join(got: State, private: State) -> State:
     """A client's whole model: the shared part and its own."""
     return {**got, **inside(OWN, private)}
-
-
-def mark(card: Card) -> int:
-    """A client's fingerprint, in which a server may note whom it has served."""
-    return key(0, card.id) >> 1  # 63 bits fit an int64
 
 
 def layers(task: Task) -> dict[str, tuple[str, ...]]:
@@ -143,6 +146,27 @@ def head_layer(task: Task) -> str:
     if not (names := list(layers(task))):
         raise ValueError("the model has no parameters, so it has no head")
     return names[-1]
+
+
+def linear_head(task: Task) -> tuple[str, nn.Linear]:
+    """Name and layer of a head that takes one vector of features per prediction; another kind of head is an error."""
+    name = head_layer(task)
+    if not isinstance(layer := skeleton(task.model).get_submodule(name), nn.Linear):
+        raise TypeError(f"the method needs a linear head; the last layer of this model, {name!r}, is {layer}")
+    return name, layer
+
+
+def features(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What enters a layer for these inputs, before hooks of the layer itself, and the model's output."""
+    entered: list[Tensor] = []
+    watched = model.get_submodule(layer)
+    hook = watched.register_forward_pre_hook(lambda _, given: entered.append(given[0]), prepend=True)
+    try:
+        output: Tensor = model(x)
+    finally:
+        hook.remove()
+    (seen,) = entered
+    return seen, output
 
 
 def upper(task: Task) -> Part:

@@ -30,7 +30,7 @@ SHOWN = {
     "best on validation": ("best_accuracy", "best_bottom_decile"),
     "after local": ("accuracy_after_local",),
     "novel": ("novel",),
-    "density": ("density",),
+    "share used": ("density",),
     "uploaded": ("bytes_up",),
     "compute": ("flops",),
     "time": ("seconds",),

@@ -17,11 +17,11 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from pfedgate import algorithms, models
 from pfedgate.core.errors import RecipeError, unknown
-from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, synthetic
+from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, mixture, synthetic
 from pfedgate.data.sharing import Options as DataOptions
 from pfedgate.data.sharing import Sharing
 from pfedgate.fleet.pace import Pace
@@ -54,6 +54,14 @@ class Train:
     plateau: float = 0.75  # plateau: factor when validation stops rising
     patience: int = 10  # plateau: evaluations without a new best before that
     warmup: int = 0  # rounds of linear rise; small networks need none
+    # Times the initial weights of hidden layers, which torch draws too small for ReLU: for every method alike. Networks
+    # with norms and modules of your own keep theirs.
+    initial_scale: float = 1.0
+    # Log frequencies of a client's labels, added to its model's outputs: "prediction" when it is used, "training" in
+    # the loss, too. They never leave the client.
+    correction: Literal["none", "prediction", "training"] = "none"
+    shift: bool = False  # a private value per class, added to the outputs and learnt by the client
+    shift_lr: float | None = None  # its rate; none: the model's
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,11 @@ class Evaluate:
     """[evaluate]: when and how models are scored; it never changes what is learnt."""
 
     every: int = 5  # rounds, and always the last one: scoring all clients costs about as much as a third of a round
-    # Models to score: each client's after the broadcast, or also "after_local", as published numbers often are.
+    # Models to score: each client's after the broadcast; also "after_local", after epochs of its own, as published
+    # numbers often are; "batch_1", one sample at a time; "per_client", one decision for all of a client's batches.
     points: tuple[str, ...] = ("after_broadcast",)
+    local_lr: float | None = None  # rate of the client's own epochs; none: that of training
+    local_epochs: int | None = None  # how many; none: those of a round
     batch: int = 512  # only memory and speed depend on it
     novel: bool = True  # after training, let the clients held out adapt and score them
 
@@ -142,6 +153,7 @@ class Option:
 BUILDERS: dict[str, Callable[..., Federation]] = {
     "synthetic": synthetic,
     "conflicting": conflicting,
+    "mixture": mixture,
     "folder": from_folder,
     "table": from_table,
 }
@@ -173,6 +185,7 @@ NETWORKS = {
     "emnist_sd19": "cnn_femnist",
     "femnist": "cnn_femnist",
     "folder": "cnn_cifar10",
+    "mixture": "cnn_femnist",
 }
 
 
@@ -214,7 +227,7 @@ def _of_data(name: str) -> dict[str, Option]:
         if key != "novel" and argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL):
             default = REQUIRED if argument.default is argument.empty else argument.default
             own[key] = Option(key, hints.get(key, Any), default)
-    sharing = {} if name == "synthetic" else of_dataclass(Sharing, "novel")
+    sharing = {} if name == "synthetic" else of_dataclass(DataOptions if name == "mixture" else Sharing, "novel")
     return {**sharing, **(ARRAYS if name in ("folder", "table") else {}), **own, "seed": SEED}
 
 

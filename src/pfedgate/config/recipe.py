@@ -63,6 +63,7 @@ GATE_FIELDS = {
     "predict": "scope",
 }
 RENAMED: dict[str, dict[str, str]] = {
+    "algorithm.fedrep": {"head_lr": "own_lr"},
     "algorithm.pfedgate": {old: f"gate.{new}" for old, new in GATE_FIELDS.items()},
 }
 GONE: dict[str, dict[str, tuple[Any, str]]] = {
@@ -78,6 +79,16 @@ GONE: dict[str, dict[str, tuple[Any, str]]] = {
         "common_init": (True, "gates that start apart ended two points lower"),
         "gate_ones": (False, 'write algorithm.gate.init = "ones"'),
     },
+    "algorithm.fedmask": {
+        "base": ("fedavg", "masks over random weights cannot reach what masks over trained ones do; see warmup"),
+        "intersection": ("two", "hardly an entry is kept by all clients of a round"),
+    },
+    "algorithm.heterofl": {
+        "scored": ("own", "a client is scored with the part that it can afford"),
+        "unweighted": (False, "updates are weighted by samples, as in all methods"),
+    },
+    "algorithm.lg_fedavg": {"warmup_rounds": (0, "hundreds of rounds of FedAvg are another run, of fedavg")},
+    "algorithm.pfedme": {"personal": (True, "the shared model of pFedMe is no personal model")},
 }
 
 

@@ -46,6 +46,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pfedgate.core.kinds import KINDS
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
 from pfedgate.core.state import rebased
@@ -63,6 +64,10 @@ class Algorithm:
     shares: ClassVar[str] = "the whole model"  # one line for the table of algorithms
     keeps: ClassVar[str] = "nothing"  # the private State, in a line for the same table
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # values the paper searched over, by field
+    kinds: ClassVar[Sequence[str]] = tuple(KINDS)  # kinds of task that it can learn
+    tunes: ClassVar[bool] = False  # `personalise` takes gradient steps: its models are not those just received
+    adds: ClassVar[bool] = False  # `predictor` adds `task.added` itself, where the end would be the wrong place
+    reads_batches: ClassVar[bool] = False  # a prediction depends on the other samples of its batch
 
     def init_server(self, seed: int) -> State:
         """The server's first State. Default: the model's initial parameters and buffers."""
@@ -102,6 +107,18 @@ class Algorithm:
         Default: `private`, fresh from `init_client`. `personalise` follows, as for any client.
         """
         return private
+
+    def own_epochs(self, got: State, private: State, local: Local) -> tuple[State, State, float]:
+        """The client's own epochs after the broadcast, for scores "after_local"; what is thrown away after them.
+
+        Default: a round of `train`, of which the client keeps its own copy. Returns both States and the FLOPs.
+        """
+        update, private = self.train(got, private, local)
+        return self.landed(got, update), private, update.metrics.get("flops", 0.0)
+
+    def per_client(self) -> Algorithm:
+        """The same method with one decision per client instead of one per batch. Default: itself."""
+        return self
 
     def landed(self, got: State, update: Update) -> State:
         """The client's own copy of the shared part after its training, for scores "after_local"."""

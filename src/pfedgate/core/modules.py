@@ -23,9 +23,26 @@ def initial(task: Task, seed: int, *path: str | int) -> State:
     """
     with seeded(seed, "init", *path):
         model = task.model()
+    if task.initial_scale != 1:
+        _scale_hidden(model, task.initial_scale)
     state = {name: value.detach() for name, value in model.named_parameters()}
     whole = unflat(flat(state).clone(), [(n, v.shape) for n, v in state.items()]) if state else {}
     return {**whole, **{name: value.clone() for name, value in persistent_buffers(model).items()}}
+
+
+@torch.no_grad()
+def _scale_hidden(model: nn.Module, scale: float) -> None:
+    """Multiply weights and biases of all layers but the last: torch draws them too small for ReLU.
+
+    A norm would undo it, and without ReLU there is nothing to make up for: such networks stay as they are.
+    """
+    norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+    if any(isinstance(layer, norms) for layer in model.modules()):
+        return
+    if any(isinstance(layer, nn.ReLU) for layer in model.modules()):
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)]
+        for value in (value for layer in layers[:-1] for value in layer.parameters(recurse=False)):
+            value.mul_(scale)
 
 
 def module(task: Task, state: State, device: torch.device | None = None) -> nn.Module:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.core.errors import unknown
+from pfedgate.core.kinds import Loss, Metric, loss_of, metrics_of
 from pfedgate.core.seeds import generator, key
 
 State = dict[str, Tensor]  # flat and named: the one thing stored, sent, checkpointed, counted
@@ -116,16 +117,7 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (output, labels) -> one loss per sample
 Objective = Callable[[nn.Module, Any], Tensor]  # (module, batch) -> one number
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy per sample; sequences (output [n, t, classes], labels [n, t]) are averaged over t."""
-    if output.ndim == 2:
-        return nn.functional.cross_entropy(output, y, reduction="none")
-    losses = nn.functional.cross_entropy(output.flatten(0, -2), y.flatten(), reduction="none")
-    return losses.view(y.shape).flatten(1).mean(1)
 
 
 OPTIMISERS = ("sgd", "adam", "adamw")
@@ -228,6 +220,9 @@ class Example:
         return torch.randn(self.shape, generator=generator(0, "example"), dtype=self.dtype)
 
 
+CORRECTIONS = ("none", "prediction", "training")
+
+
 @dataclass(frozen=True)
 class Task:
     """What is learnt and how: everything that all algorithms have in common."""
@@ -235,17 +230,42 @@ class Task:
     model: Callable[[], nn.Module]  # picklable (a function or functools.partial) if worker processes are used
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
-    loss: Loss = cross_entropy
+    # (output, labels) -> one loss per sample, or a name of `kinds.LOSSES`; None: what is usual for the kind.
+    loss: Loss = None  # type: ignore[assignment]
     batch: int = 128
     epochs: int = 1
     steps: int | None = None  # batches a round instead of epochs
     drop_last: bool = False
     eval_batch: int = 512
     example: Example | Tensor | None = None  # a prepared batch or its shape, for methods that trace the model
+    classes: int | None = None  # that labels name; None: unknown, or labels are no classes
+    initial_scale: float = 1.0  # times the initial weights of hidden layers, where ReLU follows without a norm
+    # What every client adds to its outputs, whatever the method: see `core.prior`.
+    correction: str = "none"
+    shift: bool = False
+    shift_lr: float | None = None  # None: the model's
+    added: Tensor | None = None  # set by a client's endpoint: what this client adds, one value per class
+    # A client's own epochs after the broadcast ("after_local"): every rate of the method scaled as the model's is.
+    local_lr: float | None = None  # None: as in training
+    local_epochs: int | None = None
+
+    kind: str = "classification"  # see `kinds`
+    metrics: tuple[Metric, ...] = ()  # also names of `kinds.METRICS` or functions; the first decides what is best
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", loss_of(self.kind, self.loss))
+        object.__setattr__(self, "metrics", metrics_of(self.kind, self.metrics, self.loss))
+        if self.correction not in CORRECTIONS:
+            raise ValueError(unknown("correction", self.correction, CORRECTIONS))
+        if self.initial_scale <= 0:
+            raise ValueError(f"initial_scale multiplies weights and is more than 0, got {self.initial_scale}")
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
             raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric: what is best on validation, the bottom decile and tables follow it."""
+        return self.metrics[0]
 
     @property
     def inputs(self) -> Example:

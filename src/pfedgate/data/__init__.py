@@ -1,13 +1,14 @@
 """Federated data: named data sets, your own data, and how both are shared out among clients.
 
 datasets     data sets by name;  sources: where they come from;  cache: their decoded arrays on disk
-own, table   your own arrays, folders, torch data sets and tables;  synthetic: made-up data
+own, table   your own arrays, folders, torch data sets and tables;  synthetic: made-up data;  mixture: three sets in one
 partition    who holds which sample;  sharing: its options, and each client's three parts
 federation   clients and their data;  pool: the samples of all of them;  show: a partition as a table and a picture
 """
 
 from pfedgate.data.datasets import DATASETS, EMBEDDED, load, prepare
 from pfedgate.data.federation import Federation, Part
+from pfedgate.data.mixture import mixture
 from pfedgate.data.own import from_arrays, from_dataset, from_folder
 from pfedgate.data.sharing import Options, Sharing
 from pfedgate.data.synthetic import conflicting, synthetic
@@ -26,6 +27,7 @@ __all__ = [
     "from_folder",
     "from_table",
     "load",
+    "mixture",
     "prepare",
     "synthetic",
 ]

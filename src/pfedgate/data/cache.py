@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +51,10 @@ def entry(name: str, digest: str, build: Callable[[Path], None], root: str | Pat
     if place.is_dir():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    work = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
+    work.mkdir()
     try:
         build(work)
-        work.chmod(0o777 & ~_umask())  # temporary folders are private, a cache may be shared by users
         try:
             work.rename(place)
         except OSError:
@@ -64,13 +64,6 @@ def entry(name: str, digest: str, build: Callable[[Path], None], root: str | Pat
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return place
-
-
-def _umask() -> int:
-    # The only way to read it is to set it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def read(place: Path) -> tuple[dict[str, Rows], dict[str, Any]]:

@@ -44,35 +44,25 @@ class Ids(Sequence[str]):
             raise ValueError("ids must be a flat list")
 
     @cached_property
-    def _sorted(self) -> tuple[Ints, np.ndarray[Any, Any]]:
-        order = np.argsort(self.names, kind="stable")
-        return order, self.names[order]
-
-    def find(self, name: object) -> int:
-        """Position of an id, or -1."""
-        if not isinstance(name, str) or not len(self.names):
-            return -1
-        order, names = self._sorted
-        at = int(np.searchsorted(names, name))
-        return int(order[at]) if at < len(names) and names[at] == name else -1
+    def _places(self) -> dict[str, int]:
+        return {name: at for at, name in enumerate(self.names.tolist())}
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """Position of an id; an unknown one is an error that names the nearest."""
-        at = self.find(value)
-        if at < 0:
+        if value not in self._places:
             near = difflib.get_close_matches(str(value), self.names[:10_000].tolist(), n=3, cutoff=0.4)
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
             raise KeyError(f"no client {value!r} among {len(self)}{hint}")
-        return at
+        return self._places[value]
 
     def __contains__(self, value: object) -> bool:
-        return self.find(value) >= 0
+        return value in self._places
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __iter__(self) -> Iterator[str]:
-        return (str(name) for name in self.names)
+        return iter(self.names.tolist())
 
     @overload
     def __getitem__(self, at: int) -> str: ...

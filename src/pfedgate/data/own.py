@@ -139,11 +139,14 @@ def from_folder(
     digest = cache.key("folder", str(root.resolve()), size, colour, cache.file_facts(files, root))
 
     def build(place: Path) -> None:
-        writer = cache.Writer(place, len(files))
+        writer, image = cache.Writer(place, len(files)), need("PIL.Image")
         with cache.progress(f"decoding {root.name}", len(files)) as report:
             for row, file in enumerate(files):
+                with image.open(file) as opened:
+                    picture = opened.convert("RGB" if colour else "L")
+                    pixels = np.asarray(picture if size is None else picture.resize(size[::-1]))
                 try:
-                    writer.put("x", row, _picture(file, size, colour)[None])
+                    writer.put("x", row, pixels.reshape(1, *pixels.shape[:2], -1))
                 except ValueError as error:
                     raise ValueError(f"{file}: {error}, or give size=(height, width)") from error
                 report(row + 1)
@@ -194,16 +197,6 @@ def from_dataset(dataset: Samples, owners: Sequence[Any], **options: Any) -> Fed
     if channels and store.ndim == 4 and "channels" not in options:
         options["channels"] = channels
     return from_arrays(store, labels, owners=owners, **{"name": type(dataset).__name__, **options})
-
-
-def _picture(file: Path, size: tuple[int, int] | None, colour: bool) -> Array:
-    image = need("PIL.Image")
-    with image.open(file) as opened:
-        picture = opened.convert("RGB" if colour else "L")
-        if size is not None:
-            picture = picture.resize((size[1], size[0]))
-        pixels = np.asarray(picture)
-    return pixels if colour else pixels[:, :, None]
 
 
 def _measured(federation: Federation) -> Normalise:

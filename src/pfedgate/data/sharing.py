@@ -19,7 +19,7 @@ from pfedgate.core.errors import unknown
 from pfedgate.core.seeds import numpy_generator
 from pfedgate.data.federation import PARTS, Federation, Ids
 from pfedgate.data.partition import Ints, Partition, by_owner, dirichlet, iid, pachinko, pathological
-from pfedgate.data.pool import Normalise, Pool, Rows
+from pfedgate.data.pool import LOOKS, LookPool, Normalise, Pool, Rows
 
 VAL = 0.25  # share of the samples that test leaves: 60 / 20 / 20
 PARTITIONS = ("dirichlet", "iid", "pathological", "pachinko", "owner")
@@ -37,6 +37,8 @@ class Sharing:
     clusters: int | None = None  # Dirichlet: merge classes into so many groups (FedEM's n_components)
     shards: int = 2  # pathological: shards per client
     min_samples: int | None = None  # floor per client: 10; owners with fewer than 3 are left out
+    domains: str | None = None  # clients differ in looks: rotate, negate, or rotate+negate (images only)
+    domains_each: int = 1  # domains inside a client; its samples are shared out among them
     novel: float = 0.0  # share of clients held out of training (the paper: 0.2)
     val: bool = True  # 60/20/20 with, 80/20 without; the test sets are the same
     test: float = 0.2  # share of a client's samples that is its test set
@@ -171,6 +173,27 @@ def hold_out(clients: int, share: float, seed: int) -> np.ndarray[Any, np.dtype[
     return novel
 
 
+def spread(pool: Pool, partition: Partition, options: Sharing) -> Pool:
+    """The same samples, each as its client sees it: clients are dealt to the domains by the seed, evenly.
+
+    A client's domains are neighbours (k, k + 1, …), and its samples are dealt to them by the seed.
+    """
+    kinds = (options.domains or "").split("+")
+    for kind in kinds:
+        if kind not in LOOKS:
+            raise ValueError(unknown("kind of domain", kind, LOOKS))
+    if len(pool.input_shape) != 3:
+        raise ValueError(f"domains are for images, not for inputs of shape {pool.input_shape}")
+    number = max(LOOKS[kind] for kind in kinds)
+    if not 1 <= options.domains_each <= number:
+        raise ValueError(f"domains_each must be 1 to {number}, got {options.domains_each}")
+    own = numpy_generator(options.seed, "domains").permutation(len(partition.ids)) % number
+    domain = np.zeros(len(pool), np.uint8)
+    inside = numpy_generator(options.seed, "domains", "samples").integers(options.domains_each, size=len(pool))
+    domain[partition.rows] = (np.repeat(own, partition.sizes()) + inside[partition.rows]) % number
+    return LookPool(pool, Rows(domain), tuple(kinds))
+
+
 def assemble(
     name: str,
     pool: Pool,
@@ -187,6 +210,10 @@ def assemble(
         raise ValueError("two clients have the same id")
     held_out = hold_out(len(partition.ids), options.novel, options.seed)
     rows, bounds = split(partition, len(pool), val=options.val, test=options.test, seed=options.seed)
+    looks = {}
+    if options.domains is not None:
+        pool = spread(pool, partition, options)
+        looks = {"domains": options.domains, "domains_each": options.domains_each}
     narrow = rows.astype(np.int32) if len(pool) < 2**31 else rows
     return Federation(
         name,
@@ -198,5 +225,5 @@ def assemble(
         classes=classes,
         class_names=class_names,
         prepare=prepare,
-        about={**(about or {}), **partition.about, "seed": options.seed},
+        about={**(about or {}), **partition.about, "seed": options.seed, **looks},
     )

@@ -46,9 +46,8 @@ def facts(federation: Federation) -> dict[str, str]:
         "classes": f"{about['classes']}, {about['classes_per_client']:.1f} per client on average",
         "input": " × ".join(map(str, about["input_shape"])),
     }
-    ways = [
-        f"{key}={about[key]}" for key in ("alpha", "beta", "clusters", "shards", "min_samples", "seed") if key in about
-    ]
+    names = ("alpha", "beta", "clusters", "shards", "min_samples", "domains", "domains_each", "seed")
+    ways = [f"{key}={about[key]}" for key in names if key in about]
     entries["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
     if about.get("repaired"):
         entries["repaired"] = (

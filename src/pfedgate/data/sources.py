@@ -40,8 +40,7 @@ class Columns:
     def pick(self, present: list[str], where: str) -> dict[str, str]:
         """Which column serves as image, label, owner, coarse."""
         columns = {}
-        for role in ("image", "label", "owner", "coarse"):
-            wanted: tuple[str, ...] = getattr(self, role)
+        for role, wanted in vars(self).items():
             candidates = [name for name in wanted if name in present]
             if wanted and not candidates:
                 raise ValueError(
@@ -69,16 +68,11 @@ def local_folder(name: str, data_dir: str | Path | None) -> Path | None:
     if (root / name).is_dir():
         return root / name
     # The root itself only if it was named for this data set: under PFEDGATE_DATA it holds many.
-    if data_dir and root.is_dir() and any(_data_files(root)):
+    if data_dir and any([*root.glob("*.parquet"), *root.glob("*-ubyte*")]):
         return root
     if data_dir:
         raise FileNotFoundError(f"no folder {root / name} and no parquet or IDX files in {root}")
     return None
-
-
-def _data_files(root: Path) -> Iterator[Path]:
-    yield from (path for path in root.glob("*.parquet"))
-    yield from (path for path in root.glob("*-ubyte*"))
 
 
 def _order(path: Path) -> tuple[int, str]:
@@ -98,7 +92,8 @@ def from_folder(
         pairs = _idx_pairs(root, idx_prefix or "")
         if not pairs:
             raise FileNotFoundError(f"{name}: {root} holds neither parquet nor IDX files")
-        return _idx_entry(name, pairs, root, cache_dir)
+        digest = cache.key(name, "idx", cache.file_facts([path for pair in pairs for path in pair], root))
+        return cache.entry(name, digest, lambda place: _decode_idx(name, place, pairs), cache_dir)
     need("PIL.Image")
     parquet = need("pyarrow.parquet")
     digest = cache.key(name, "parquet", cache.file_facts(files, root), columns.__dict__)
@@ -222,25 +217,22 @@ def _idx_pairs(folder: Path, prefix: str) -> list[Pair]:
     return result
 
 
-def _idx_entry(name: str, files: list[Pair], root: Path, cache_dir: str | Path | None) -> Path:
-    """Cache entry of local files."""
-    digest = cache.key(name, "idx", cache.file_facts([path for pair in files for path in pair], root))
-    return cache.entry(name, digest, lambda place: _decode_idx(name, place, files), cache_dir)
-
-
 def _decode_idx(name: str, place: Path, files: list[Pair]) -> None:
-    """Write images and labels into a cache entry, block by block."""
+    """Write images and labels into a cache entry, block by block: EMNIST unpacked would fill half a gigabyte."""
     total = 0
-    for images, labels in files:
-        counts = [_idx_shape(path)[0] for path in (images, labels)]
+    for pair in files:
+        counts = []
+        for path in pair:
+            with _idx(path) as (_, shape):
+                counts.append(shape[0])
         if counts[0] != counts[1]:
-            raise ValueError(f"{images} holds {counts[0]} images, {labels.name} {counts[1]} labels")
+            raise ValueError(f"{pair[0]} holds {counts[0]} images, {pair[1].name} {counts[1]} labels")
         total += counts[0]
     writer = cache.Writer(place, total)
     done = 0
     with cache.progress(f"decoding {name}", total) as report:
         for images, labels in files:
-            for x, y in zip(idx_blocks(images), idx_blocks(labels), strict=True):
+            for x, y in zip(_idx_blocks(images), _idx_blocks(labels), strict=True):
                 writer.put("x", done, x[..., None])
                 writer.put("y", done, y.astype(np.int64))
                 done += len(x)
@@ -248,10 +240,8 @@ def _decode_idx(name: str, place: Path, files: list[Pair]) -> None:
     writer.close({"name": name, "rows": total, "owners": []})
 
 
-def idx_blocks(path: Path) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-    """The values, at most 10,000 rows at a time: EMNIST unpacked would fill half a gigabyte."""
-    with _open(path) as file:
-        shape = _idx_header(file, path)
+def _idx_blocks(path: Path) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+    with _idx(path) as (file, shape):
         row = int(np.prod(shape[1:]))
         for start in range(0, shape[0], IDX_BLOCK):
             rows = min(IDX_BLOCK, shape[0] - start)
@@ -263,26 +253,14 @@ def idx_blocks(path: Path) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
             raise ValueError(f"{path} is too long: its header promises {shape}")
 
 
-def _idx_shape(path: Path) -> tuple[int, ...]:
-    with _open(path) as file:
-        return _idx_header(file, path)
-
-
 @contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("rb") as file:
-        if path.suffix == ".gz":
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                yield cast(IO[bytes], unpacked)
-        else:
-            yield file
-
-
-def _idx_header(file: IO[bytes], path: Path) -> tuple[int, ...]:
-    magic = file.read(4)
-    if len(magic) < 4 or magic[:3] != b"\0\0\x08" or not magic[3]:
-        raise ValueError(f"{path} is not an IDX file of bytes")
-    sizes = file.read(4 * magic[3])
-    if len(sizes) < 4 * magic[3]:
-        raise ValueError(f"{path} is cut short inside its header")
-    return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
+def _idx(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+    """An IDX file behind its header, and the shape that the header promises."""
+    with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+        magic = file.read(4)
+        if len(magic) < 4 or magic[:3] != b"\0\0\x08" or not magic[3]:
+            raise ValueError(f"{path} is not an IDX file of bytes")
+        sizes = file.read(4 * magic[3])
+        if len(sizes) < 4 * magic[3]:
+            raise ValueError(f"{path} is cut short inside its header")
+        yield file, tuple(int(size) for size in np.frombuffer(sizes, ">u4"))

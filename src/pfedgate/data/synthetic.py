@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -44,29 +45,27 @@ class SyntheticPool:
 
     def x(self, rows: Tensor) -> Tensor:
         """Inputs: the centre of the class, a shift of the client, noise."""
-        out = np.empty((len(rows), self.features), dtype=np.float32)
-        for client, places, inside in self._by_client(rows):
+
+        def made(client: int) -> np.ndarray[Any, Any]:
             y, rng = self._client(client)
             drawn = rng.standard_normal((self.samples + 1, self.features), dtype=np.float32)
-            out[places] = (self._centres[y] + 0.2 * drawn[0] + 0.5 * drawn[1:])[inside]
-        return torch.from_numpy(out)
+            inputs: np.ndarray[Any, Any] = self._centres[y] + 0.2 * drawn[0] + 0.5 * drawn[1:]
+            return inputs
+
+        return self._gather(rows, made, np.empty((len(rows), self.features), np.float32))
 
     def y(self, rows: Tensor) -> Tensor:
         """Labels: each client has a few of the classes."""
-        out = np.empty(len(rows), dtype=np.int64)
-        for client, places, inside in self._by_client(rows):
-            out[places] = self._client(client)[0][inside]
-        return torch.from_numpy(out)
+        return self._gather(rows, lambda client: self._client(client)[0], np.empty(len(rows), np.int64))
 
-    def _by_client(self, rows: Tensor) -> list[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        numbers = rows.numpy()
-        clients, inside = numbers // self.samples, numbers % self.samples
-        if len(numbers) and (clients == clients[0]).all():  # one client's part: the usual question
-            return [(int(clients[0]), np.arange(len(numbers)), inside)]
+    def _gather(self, rows: Tensor, made: Callable[[int], np.ndarray[Any, Any]], out: np.ndarray[Any, Any]) -> Tensor:
+        """These rows of what is made client by client."""
+        clients, inside = np.divmod(rows.numpy(), self.samples)
         order = np.argsort(clients, kind="stable")
         names, starts = np.unique(clients[order], return_index=True)
-        groups = np.split(order, starts[1:])
-        return [(int(name), group, inside[group]) for name, group in zip(names, groups, strict=True)]
+        for client, places in zip(names.tolist(), np.split(order, starts[1:]), strict=True):
+            out[places] = made(client)[inside[places]]
+        return torch.from_numpy(out)
 
     def share(self) -> None:
         """Nothing is stored, so nothing is to be shared."""

@@ -29,9 +29,9 @@ from pfedgate.deploy.grid import GridExchange
 from pfedgate.deploy.messages import NodeInfo, Roll, from_records, to_records
 from pfedgate.deploy.node import Data, Node
 from pfedgate.engine import server as engine
+from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.server import Result
-from pfedgate.engine.store import write_atomically
 from pfedgate.runs import folder as runfolder
 
 JOURNAL = "deploy.json"

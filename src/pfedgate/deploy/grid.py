@@ -153,7 +153,10 @@ def _scores(card: Card, result: Mapping[str, Any], points: Sequence[str]) -> lis
     scores = []
     for point in points:
         entry = result["scores"][point]
-        test, val = (Score(int(n), *map(float, rest)) for n, *rest in (entry["test"], entry["val"]))
+        test, val = (
+            Score(int(n), float(loss), float(score), tuple(map(float, more)))
+            for n, loss, score, more in (entry["test"], entry["val"])
+        )
         if min(test.n, val.n) < 0:
             raise ValueError("a score over fewer than no samples")
         stats = {str(name): float(value) for name, value in entry["stats"].items()}

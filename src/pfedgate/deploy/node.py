@@ -44,8 +44,9 @@ from pfedgate.core.types import Card, Part, Round, State
 from pfedgate.deploy.messages import NodeInfo, Parcel
 from pfedgate.engine import wire
 from pfedgate.engine.endpoint import Endpoint, serve
+from pfedgate.engine.files import PRIVATE, make_folder, plain, write_atomically
 from pfedgate.engine.server import choose_device, one_thread
-from pfedgate.engine.store import DiskStore, write_atomically
+from pfedgate.engine.store import DiskStore
 
 KEYS = ("partition-id", "num-partitions", "data-dir", "budget", "novel", "state-dir")
 log = logging.getLogger("flwr")
@@ -246,7 +247,8 @@ def take(root: Path, experiment: str, share: str, starts: Sequence[int], serial:
     if not _SAFE.fullmatch(experiment):
         raise ValueError(f"{experiment!r} is no id of an experiment")
     folder = root / experiment / share
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, mode=0o700, durable=True)
+    folder.parent.chmod(0o700)
     order = Order(len(starts), serial, commit)
     with _lock(folder):
         last = _last(folder)
@@ -255,7 +257,9 @@ def take(root: Path, experiment: str, share: str, starts: Sequence[int], serial:
                 f"order {order.serial} of start {order.session} came after order {last.serial} of start {last.session}"
             )
         _settle(folder / "private", starts, commit)
-        write_atomically(folder / "session.json", json.dumps(dataclasses.asdict(order)).encode(), sync=True)
+        write_atomically(
+            folder / "session.json", json.dumps(dataclasses.asdict(order)).encode(), sync=True, mode=PRIVATE
+        )
     return NodeStore(folder, order)
 
 
@@ -282,7 +286,7 @@ def _settle(private: Path, starts: Sequence[int], commit: int) -> None:
 
 def _last(folder: Path) -> Order | None:
     try:
-        return Order(**json.loads((folder / "session.json").read_bytes()))
+        return Order(**plain(folder / "session.json"))
     except FileNotFoundError:
         return None
 

@@ -41,7 +41,9 @@ def connect() -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("the exchange 'ray' needs the extra: pip install 'pfedgate[ray]'") from error
     if not ray.is_initialized():
-        here = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        here: dict[str, Any] = (
+            {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        )
         ray.init(log_to_driver=False, logging_level="ERROR", **here)
     return ray
 

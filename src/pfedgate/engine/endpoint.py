@@ -17,13 +17,16 @@ from torch import nn
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import ClientError
+from pfedgate.core.prior import SHIFT, Own, Step
 from pfedgate.core.seeds import seeded
 from pfedgate.core.types import Card, Federation, Local, Round, State, Update
 from pfedgate.engine import wire
 from pfedgate.engine.store import Store
 from pfedgate.training.fit import Score, evaluate
+from pfedgate.training.workspace import Stepper
 
-POINTS = ("after_broadcast", "after_local")
+# A model as received; after the client's own epochs; as received, one sample at a time; with one decision per client.
+POINTS = ("after_broadcast", "after_local", "batch_1", "per_client")
 NOVEL = "novel"
 
 
@@ -81,6 +84,16 @@ def _private(algorithm: Algorithm, got: State, store: Store, local: Local) -> St
         return algorithm.init_client(got, first)
 
 
+def own_part(algorithm: Algorithm, private: State, local: Local) -> tuple[Own, State]:
+    """A client's own part of the task, and the rest of its private State, which is the method's."""
+    task = algorithm.task
+
+    def step(rate: float) -> Step:
+        return Stepper(replace(task.optim, weight_decay=0.0), rate).step
+
+    return Own(task, private, local, step), {name: value for name, value in private.items() if name != SHIFT}
+
+
 def serve(algorithm: Algorithm, got: State, store: Store, local: Local) -> Update:
     """Train one client and store its private State; the update is the result."""
     return serve_many(algorithm, [got], store, [local])[0]
@@ -91,16 +104,31 @@ def serve_many(algorithm: Algorithm, gots: Sequence[State], store: Store, locals
     privates = [_private(algorithm, got, store, local) for got, local in zip(gots, locals, strict=True)]
     first = locals[0]
     with _named(first, "train"), seeded(first.round.seed, "train", first.round.index, first.card.id):
-        if len(locals) == 1:
-            done = [algorithm.train(gots[0], privates[0], first)]
+        parts = [own_part(algorithm, private, local) for private, local in zip(privates, locals, strict=True)]
+        methods, rests = [own.method(algorithm) for own, _ in parts], [rest for _, rest in parts]
+        if len(locals) == 1 or any(own.trains for own, _ in parts):  # each client has a loss of its own
+            done = [m.train(got, rest, at) for m, got, rest, at in zip(methods, gots, rests, locals, strict=True)]
         else:
-            done = algorithm.train_many(gots, privates, locals)
+            done = algorithm.train_many(gots, rests, locals)
     updates = []
-    for local, before, (update, private) in zip(locals, privates, done, strict=True):
-        if private or before:
+    for local, before, (own, _), (update, private) in zip(locals, privates, parts, done, strict=True):
+        if (private := {**private, **own.state()}) or before:
             store.put(local.card.id, private)
         updates.append(update)
     return updates
+
+
+def after_broadcast(algorithm: Algorithm, local: Local) -> tuple[Algorithm, Local]:
+    """The method and the client's side for its own epochs: a rate and a number of epochs of their own.
+
+    All rates of a method, also those of private parts, are multiplied by the same factor as the model's.
+    """
+    task = algorithm.task
+    if task.local_lr is not None:
+        local = replace(local, round=replace(local.round, factor=task.local_lr / (task.optim.lr or 1.0)))
+    if task.local_epochs is None:
+        return algorithm, local
+    return replace(algorithm, task=replace(task, epochs=task.local_epochs, steps=None)), local
 
 
 class Endpoint:
@@ -149,23 +177,31 @@ class Endpoint:
             yield self._score(got, private, local, point)
 
     def _score(self, got: State, private: State, local: Local, point: str) -> Scored:
-        algorithm, card = self.algorithm, local.card
+        algorithm, card, more = self.algorithm, local.card, dict[str, float]()
+        task, down = algorithm.task, wire.packed_size(got)
         with _named(local, point), seeded(local.round.seed, point, local.round.index, card.id):
+            if point == "per_client":
+                algorithm = algorithm.per_client()
             if point == "after_local":
-                update, private = algorithm.train(got, private, local)
-                got = algorithm.landed(got, update)
+                algorithm, local = after_broadcast(algorithm, local)
+            own, private = own_part(algorithm, private, local)
+            if point == "after_local":
+                got, private, more["flops"] = own.method(algorithm).own_epochs(got, private, local)
             elif point == NOVEL:
-                private = algorithm.adapt(got, private, local)
-            private = algorithm.personalise(got, private, local)
+                private = own.method(algorithm).adapt(got, private, local)
+            own.settle()
+            private = own.method(algorithm).personalise(got, private, local)
+            own.settle()
             # A predictor that depends on `got` alone is shared by all clients who were sent the same.
             shared = type(algorithm).predictor is Algorithm.predictor
             if not shared or self._last is None or self._last[0] is not got:
-                self._last = (got, algorithm.predictor(got, private, card).to(self.device))
-            model = self._last[1]
-            val = evaluate(algorithm.task, model, local.val, local)
-            test = evaluate(algorithm.task, model, self.federation.part(card.id, "test"), local)
+                self._last = (got, own.method(algorithm).predictor(got, private, card).to(self.device))
+            model = own.model(algorithm, self._last[1])
+            scoring = replace(task, eval_batch=1) if point == "batch_1" and algorithm.reads_batches else task
+            val = evaluate(scoring, model, local.val, local)
+            test = evaluate(scoring, model, self.federation.part(card.id, "test"), local)
         stats: dict[str, float] = getattr(model, "stats", dict)()
-        return Scored(card.id, point, test, val, {"bytes_down": float(wire.packed_size(got)), **stats})
+        return Scored(card.id, point, test, val, {"bytes_down": float(down), **more, **stats})
 
     def close(self) -> None:
         """Do nothing: no process was started."""

@@ -7,17 +7,18 @@ in files that only workers read and write. Results have the same bits as in one 
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import multiprocessing
 import os
-import shutil
 import signal
-import tempfile
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,12 @@ from pfedgate.core.errors import ClientError
 from pfedgate.core.types import Card, Federation, Round, State
 from pfedgate.engine import wire
 from pfedgate.engine.endpoint import Endpoint, Reply, Scored
+from pfedgate.engine.files import Scratch, write_atomically
 from pfedgate.engine.metrics import resident_bytes
-from pfedgate.engine.store import DiskStore, Store, pack_file, write_atomically
+from pfedgate.engine.store import DiskStore, Store, pack_file
 from pfedgate.engine.workers import WorkerDied, cores, settle
+
+PATIENCE = 300.0  # seconds
 
 
 class Processes:
@@ -54,7 +58,8 @@ class Processes:
         self.store, self.workers, self._serial = store, workers or cores(), 0
         self.resident_bytes = 0  # the most any worker ever held
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # else the default for temporary files
-        self._folder = Path(tempfile.mkdtemp(prefix="pfedgate-", dir=memory))
+        self._scratch = Scratch(memory)
+        self._folder = self._scratch.path
         getattr(federation, "share", lambda: None)()
         context: Any = multiprocessing.get_context("spawn")
         if "forkserver" in multiprocessing.get_all_start_methods():
@@ -100,7 +105,7 @@ class Processes:
             submit(4 * self.workers)
             self._children = multiprocessing.active_children()
             while answers:
-                answer, resident = answers[0].result()
+                answer, resident = self._result(answers)
                 answers.popleft()
                 self.resident_bytes = max(self.resident_bytes, resident)
                 submit(1)
@@ -115,10 +120,32 @@ class Processes:
             wait([answer for answer in answers if not answer.cancel()])
             state.unlink(missing_ok=True)
 
+    def _result(self, answers: Sequence[Future[tuple[list[Any], int]]]) -> tuple[list[Any], int]:
+        """The first answer; an error if for PATIENCE seconds no worker has used a processor."""
+        answer, before, since = answers[0], "", time.monotonic()
+        while True:
+            with suppress(TimeoutError, concurrent.futures.TimeoutError):
+                return answer.result(timeout=PATIENCE / 10)
+            if answer.done():
+                return answer.result()
+            times = ""  # where the system does not tell them, a worker that is stopped is waited for
+            for child in self._children:
+                with suppress(OSError):
+                    times += " ".join(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+            if times != before or not times:
+                before, since = times, time.monotonic()
+            elif time.monotonic() - since > PATIENCE:
+                for child in self._children:
+                    child.kill()
+                wait(answers)  # The pool fails them all; it must not find one cancelled meanwhile.
+                raise WorkerDied(
+                    f"no worker has done anything for {PATIENCE:.0f} s: was one stopped? `pfedgate resume` goes on"
+                )
+
     def close(self) -> None:
         """Stop the workers and remove their files."""
         self._pool.shutdown(cancel_futures=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
 
 # -- in a worker

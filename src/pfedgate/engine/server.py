@@ -136,9 +136,11 @@ class Engine:
         self.start: Checkpoint | None = None
         self.store: Store = TemporaryStore() if shared else MemoryStore()
         if self.folder is not None:
-            self.start = self.folder.load(fingerprint(algorithm, options))
-            committed = None if self.start is None else self.start.commit
-            self.store = DiskStore.recover(self.folder.private, committed)
+            self.start = start = self.folder.load(fingerprint(algorithm, options), options.checkpoint_every)
+            if start is None:
+                self.store = DiskStore.recover(self.folder.private, None)
+            else:
+                self.store = DiskStore.recover(self.folder.private, start.commit, start.private, undo=start.undo)
 
     def run(self, reach: Exchange) -> Result:
         """All rounds, from the start or from the last checkpoint."""
@@ -166,7 +168,8 @@ class Engine:
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
-        summary = metrics.overall(history)
+        task = self.algorithm.task
+        summary = metrics.overall(history, task.metric)
         novel: list[Scored] = []
         if history:
             round = self._round(len(history) - 1, history[:-1])
@@ -175,16 +178,17 @@ class Engine:
                 scores = self._evaluate(reach, server, round, {})
             if options.novel and len(self.novel):
                 novel = list(reach.evaluate(server, round, self.novel, (NOVEL,)))
-                summary["novel"] = metrics.summarise(novel)
+                summary["novel"] = metrics.summarise(novel, task.metrics)
         summary["resident_bytes"] = max(metrics.resident_bytes(), getattr(reach, "resident_bytes", 0))
         if self.folder is not None:
-            self.folder.finish(summary, [*scores, *novel])
+            self.folder.finish(summary, [*scores, *novel], [metric.name for metric in task.metrics])
         self._tell({"event": "end", **summary})
         return Result(server, history, summary, scores, novel, self.store)
 
     def _round(self, index: int, history: Sequence[Record]) -> Round:
-        scores = (record.get("after_broadcast", {}).get("val_accuracy") for record in history)
-        validation = [score for score in scores if score is not None]
+        metric = self.algorithm.task.metric
+        scores = (record.get("after_broadcast", {}).get(f"val_{metric.name}") for record in history)
+        validation = [score if metric.higher else -score for score in scores if score is not None]
         factor = self.algorithm.task.schedule.factor(index, self.options.rounds, validation)
         total = float(self.roster.sizes.sum()) if self.options.agg_norm == "all" else None
         return Round(index, self.options.rounds, self.options.seed, factor, total)
@@ -246,7 +250,8 @@ class Engine:
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
         scores = list(reach.evaluate(server, round, self.roster, self.options.points))
         for point in self.options.points:
-            record[point] = metrics.summarise([score for score in scores if score.point == point])
+            own = [score for score in scores if score.point == point]
+            record[point] = metrics.summarise(own, self.algorithm.task.metrics)
         return scores
 
     def _checkpoint(self, server: State, history: list[Record], lines: list[Record], timing: Record) -> None:
@@ -254,11 +259,13 @@ class Engine:
             return
         self.folder.note(history[-1], lines, timing)
         done = len(history)
-        best = self.options.keep_best and metrics.best_round(history) == done
+        best = self.options.keep_best and metrics.best_round(history, self.algorithm.task.metric) == done
         if done % self.options.checkpoint_every and done != self.options.rounds and not best:
             return
         about = fingerprint(self.algorithm, self.options)
-        self.folder.save(Checkpoint(server, history, self.store.tag, *self.policy.save()), about)
+        flights, flying = self.policy.save()
+        checkpoint = Checkpoint(server, history, self.store.tag, self.store.seal(), flights=flights, flying=flying)
+        self.folder.save(checkpoint, about)
         self.store.commit()
         self._keep_best(server, history)
 
@@ -266,7 +273,7 @@ class Engine:
         """Keep this State if it is the best on validation so far; repeated after a crash, it changes nothing."""
         if self.folder is None or not isinstance(self.store, DiskStore) or not self.options.keep_best:
             return
-        if metrics.best_round(history) == len(history) != self.folder.best_round():
+        if metrics.best_round(history, self.algorithm.task.metric) == len(history) != self.folder.best_round():
             self.folder.keep_best(server, self.store, len(history))
 
     def _tell(self, event: Record) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pfedgate.core.drawing import COLUMN, FORMATS, PAGE, Spec, save
+from pfedgate.core.drawing import FORMATS, PAGE, Spec, save
 from pfedgate.core.errors import unknown
 from pfedgate.data.show import partition_chart
 from pfedgate.report import charts, gate_charts
 from pfedgate.report.charts import HIDDEN, Content
+from pfedgate.runs.progress import size
 
 WIDE = 1100  # pixels on a page; the script fits widths to the screen
-CELLS = {"kept": "kept", "weights": "M", "importance": "G"}
+CELLS = {"kept": "kept", "weights": "weight", "importance": "importance"}
+TITLES = {"kept": "Which blocks each client keeps", "weights": "The weight of each block, client by client"}
+# The words for a gate's two numbers of a block, and what decides their range.
+WEIGHTS = {"M": ("Weights", ", where 1 changes nothing"), "G": ("Importances", "")}
 FORMS = {
     "quantiles": (gate_charts.quantiles, "median, 25 to 75 %, 5 to 95 %"),
     "histograms": (gate_charts.histograms, "the stronger the colour, the more blocks"),
@@ -34,23 +37,24 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Card:
-    """A chart of the page: a view for every choice, and what one can choose."""
+    """A chart of the page: a view for every choice, and what one can choose. One without views is a line of text."""
 
     name: str
     title: str
-    views: Sequence[View]
+    views: Sequence[View] = ()
     choices: tuple[str, ...] = ()  # a choice of one name is made for all cards at once
     half: bool = False
+    text: str = ""
 
 
-def learning(content: Content) -> list[Card]:
+def learning(content: Content, wide: int = WIDE) -> list[Card]:
     """Metrics over rounds, bytes and seconds; nothing before the first evaluation."""
     cards = []
     for along, title in (("round", "Over rounds"), ("bytes", "Over bytes sent and received"), ("seconds", "Over time")):
         half = along != "round"
         name = f"accuracy-{along}" if half else "accuracy-rounds"
         specs = {
-            metric.replace("_", " "): charts.curves(content, along, metric, width=WIDE, height=220 if half else 300)
+            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=220 if half else 300)
             for metric in charts.METRICS
         }
         views = [View(spec, choice=(metric,)) for metric, spec in specs.items() if spec]
@@ -58,16 +62,16 @@ def learning(content: Content) -> list[Card]:
     return cards
 
 
-def clients(content: Content) -> list[Card]:
+def clients(content: Content, wide: int = WIDE) -> list[Card]:
     """Every client of every run, and against the baseline."""
     caption = "In the last round. Each run sorted on its own. Rings: the bottom decile, the client at the worst tenth; "
     cards = _single(
         "clients-sorted", "Accuracy of every client, worst first",
-        charts.sorted_clients(content, width=WIDE, height=300), caption + "shaded: those below it.",
+        charts.sorted_clients(content, width=wide, height=300), caption + "shaded: those below it.",
     )  # fmt: skip
     views = [
         View(
-            charts.difference(run, base, width=WIDE, height=260), _differences(run, base), (run["label"],),
+            charts.difference(run, base, width=wide, height=260), _differences(run, base), (run["label"],),
             f"Difference to {base['label']}, client by client",
         )
         for run, base in _compared(content["runs"])
@@ -100,24 +104,51 @@ def _differences(run: Content, base: Content) -> str:
     )
 
 
-def cost(content: Content) -> list[Card]:
-    """Density, q and uploaded bytes over rounds."""
-    density, q, uploaded = (
-        charts.cost(content, key, name, width=WIDE, height=220)
-        for key, name in (("density", "density"), ("q", "q"), ("bytes_up", "uploaded"))
-    )
+def cost(content: Content, wide: int = WIDE) -> list[Card]:
+    """The shares of the model in use and sent back, and uploaded bytes, over rounds; in a line what stays constant."""
     mean = "In training, mean over the clients of a round."
-    sent = "A block is sent if it was live in at least one step of the round."
-    return [
-        *_single("density", "Density: share of the model in use", density, mean, half=True),
-        *_single("q", "q: share of the model sent back", q, sent, half=True),
-        *_single("uploaded", "Uploaded in each round", uploaded, ""),
-    ]
+    sent = "Mean over the clients of a round. A block is sent if it was in use in at least one step of the round."
+    plans = (
+        ("density", "Share of the model in use", "share in use (density)", mean),
+        ("q", "Share of the model sent back", "share sent (q)", sent),
+        ("bytes_up", "Uploaded in each round", "uploaded", ""),
+    )
+    cards = []
+    for key, title, axis, caption in plans:
+        series = {run["label"]: [v for v in run["training"].get(key, []) if v is not None] for run in content["runs"]}
+        series = {label: values for label, values in series.items() if values}
+        show = size if key == "bytes_up" else share
+        if all(constant(values, max(values)) for values in series.values()):
+            said = "; ".join(f"{label} {show(values[-1])}" for label, values in series.items())
+            cards += [Card(key, title, text=f"{title}, the same in every round: {said}.")] if series else []
+        else:
+            spec = charts.cost(content, key, axis, width=wide, height=220)
+            cards += _single("uploaded" if key == "bytes_up" else key, title, spec, caption, half=True)
+    return cards
 
 
-def gates(content: Content) -> list[Card]:
-    """Blocks, weights over rounds, how masks differ, and the tree."""
+def share(value: float) -> str:
+    """A share in words of a sentence.
+
+    >>> share(0.4386)
+    '43.9 %'
+    """
+    return f"{100 * value:.1f} %"
+
+
+def constant(values: Sequence[float], scale: float) -> bool:
+    """Whether values move by less than a hundredth of a scale: a line would be flat.
+
+    >>> constant([0.5, 0.503], 1), constant([0.5, 0.6], 1)
+    (True, False)
+    """
+    return max(values) - min(values) < 0.01 * abs(scale)
+
+
+def gates(content: Content, wide: int = WIDE) -> list[Card]:
+    """Blocks, weights over rounds, how masks differ, and the tree; in a line what says nothing as a picture."""
     runs = [run for run in content["runs"] if run["gates"]]
+    lines: list[str] = []
     blocks: list[View] = []
     over_rounds: dict[str, list[View]] = {"M": [], "G": []}
     trees: list[View] = []
@@ -125,28 +156,87 @@ def gates(content: Content) -> list[Card]:
         label, facts = run["label"], run["gates"]
         owner = f"{label}. " if len(runs) > 1 else ""
         orders = {"at": "by client", **({"rank": "by likeness"} if facts["tree"] else {})}
-        for cells, order in itertools.product(CELLS, orders):
-            if cells == "kept" or facts[cells]:
-                spec = gate_charts.block_map(content, run, cells, order, width=WIDE)
-                blocks.append(View(spec, _blocks(run, cells), (label, CELLS[cells], orders[order])))
-        for path, layer, form in itertools.product(over_rounds, facts["over_rounds"], FORMS):
-            draw, meaning = FORMS[form]
-            spec = draw(content, run, path, layer, width=WIDE // 2, height=240)
-            caption = f"{owner}Over {_first(facts)}clients and blocks: {meaning}."
-            over_rounds[path].append(View(spec, caption, (label, layer, form)))
+        lines.append(owner + masks(facts))
+        cells = [cell for cell in CELLS if cell == "kept" or facts[cell]]
+        if facts["masks"]["number"] == 1:  # then only the weights differ from client to client
+            cells = [cell for cell in cells if cell == "weights" and not _alike(facts["weights"])]
+        for cell, order in itertools.product(cells, orders):
+            spec = gate_charts.block_map(content, run, cell, order, width=wide)
+            title = "" if len(cells) > 1 else TITLES[cell]
+            blocks.append(View(spec, _blocks(run, cell), (label, CELLS[cell], orders[order]), title))
+        for path, (word, wanted) in WEIGHTS.items():
+            tables = {layer: spread[path]["quantiles"] for layer, spread in facts["over_rounds"].items()}
+            whole: Sequence[Sequence[float]] = next(iter(tables.values()), ())
+            if whole and all(constant(moved, 4) for table in tables.values() for moved in zip(*table, strict=True)):
+                low, *_, high = whole[-1]
+                lines.append(
+                    f"{owner}{word} of blocks ({path}) do not move over the rounds: nine in ten lie between {low:.2f} "
+                    f"and {high:.2f}{wanted}."
+                )
+                continue
+            for layer, form in itertools.product(facts["over_rounds"], FORMS):
+                draw, meaning = FORMS[form]
+                spec = draw(content, run, path, layer, width=wide // 2, height=240)
+                caption = f"{owner}Over {_first(facts)}clients and blocks: {meaning}."
+                over_rounds[path].append(View(spec, caption, (label, layer, form)))
         if facts["tree"]:
-            trees.append(View(gate_charts.tree(content, run, width=WIDE), owner + _tree(run), (label,)))
-    caption = "Thick: share of blocks on which two clients disagree. Thin: share that changed for a client since the "
-    changes = gate_charts.changes(content, width=WIDE, height=220)
-    half = ("run", "layer", "form")
+            trees.append(View(gate_charts.tree(content, run, width=wide), owner + _tree(run), (label,)))
+    changing = [run for run in runs if any(step["between"] or step["moved"] for step in run["gates"]["changes"])]
+    choices, half = ("run", "layer", "form"), all(over_rounds.values())
     cards = [
-        Card("blocks", "Which blocks each client keeps", blocks, ("run", "cells", "order")),
-        Card("gate-M", "Gate weights M over rounds", over_rounds["M"], half, half=True),
-        Card("gate-G", "Importances G over rounds", over_rounds["G"], half, half=True),
-        *_single("changes", "How different masks are", changes, caption + "evaluation before."),
+        Card("masks", "", text="\n".join(lines)),
+        Card("blocks", TITLES["kept"], blocks, ("run", "cells", "order")),
+        Card("gate-M", "Weights of blocks over rounds (M)", over_rounds["M"], choices, half),
+        Card("gate-G", "Importance of blocks over rounds (G)", over_rounds["G"], choices, half),
+        *_single(
+            "changes", "How different masks are",
+            gate_charts.changes({**content, "runs": changing}, width=wide, height=220),
+            "Thick: share of blocks on which two clients disagree. Thin: share that changed for a client since the "
+            "evaluation before.",
+        ),
         Card("tree", "Which gates are alike, and the classes their clients hold", trees, ("run",)),
-    ]
-    return [card for card in cards if card.views]
+    ]  # fmt: skip
+    return [card for card in cards if card.views or card.text]
+
+
+def _alike(rows: Sequence[Sequence[float]]) -> bool:
+    return all(constant(column, 1) for column in zip(*rows, strict=True))
+
+
+def masks(gates: Content) -> str:
+    """How many masks there are, how far apart, and who gathers with whom.
+
+    >>> one = {"kept": ["110", "110"], "layers": [{"name": "fc", "blocks": [0, 1, 2]}], "looked": 2, "of": 2}
+    >>> print(masks({**one, "masks": {"number": 1, "distance": 0.0, "groups": [["a", "b"]]}}))
+    All 2 clients keep the same 2 of 3 blocks (fc 2 of 3): one mask, so what is personal is the weight of each block.
+    >>> told = {"number": 2, "distance": 0.5, "groups": [["a", "b"], ["c"]]}
+    >>> print(masks({**one, "kept": ["110", "110", "011"], "masks": told}))
+    3 clients keep 2 different masks; of the blocks that either of two clients keeps, they do not share 50 % on average
+    (Jaccard distance). Together: a, b; alone: c.
+    """
+    kept, facts = gates["kept"], gates["masks"]
+    if facts["number"] == 1:
+        bits = kept[0]
+        layers = ", ".join(
+            f"{layer['name']} {sum(bits[at] == '1' for at in layer['blocks'])} of {len(layer['blocks'])}"
+            for layer in gates["layers"]
+        )
+        return (
+            f"All {len(kept)} clients keep the same {bits.count('1')} of {len(bits)} blocks ({layers}): one mask, "
+            "so what is personal is the weight of each block."
+        )
+    together = [_named(names) for names in facts["groups"] if len(names) > 1]
+    single = [names[0] for names in facts["groups"] if len(names) == 1]
+    who = [f"Together: {' | '.join(together)}"] * bool(together)
+    who += [f"alone: {_named(single)}" if together else "Every client has a mask of its own"] * bool(single)
+    return (
+        f"{len(kept)} clients keep {facts['number']} different masks; of the blocks that either of two clients keeps, "
+        f"they do not share {100 * facts['distance']:.0f} % on average (Jaccard distance). {'; '.join(who)}."
+    )
+
+
+def _named(clients: Sequence[str]) -> str:
+    return ", ".join(clients) if len(clients) <= 12 else f"{', '.join(clients[:8])} and {len(clients) - 8} more"
 
 
 def _first(gates: Content) -> str:
@@ -162,12 +252,12 @@ def _blocks(run: Content, cells: str) -> str:
     absent = f" ({looked - rows} more took part in no round and have no gate)" if looked > rows else ""
     end = {
         "kept": "",
-        "weights": " M, the weight of a block: blue above 1, red below; dropped blocks are pale.",
-        "importance": " G, the importance that decides.",
+        "weights": " The weight of a block (M): blue above 1, red below; dropped blocks are pale.",
+        "importance": " The importance of a block (G), which decides what is kept.",
     }[cells]
     if not gates["weights"]:
         likeness = "" if gates["tree"] else " and the likeness of gates"
-        end += f" M and G of single blocks{likeness} are not available: {gates['reason']}."
+        end += f" Weights of single blocks{likeness} are not available: {gates['reason']}."
     elif not gates["tree"]:
         end += f" No order by likeness: {no_tree(run)}."
     return (
@@ -196,7 +286,7 @@ def _tree(run: Content) -> str:
     return f"Ward's clustering of the gates' parameters{beside}. {started}"
 
 
-def data(content: Content) -> list[Card]:
+def data(content: Content, wide: int = WIDE) -> list[Card]:
     """Samples of each client by class, for every partition."""
     cards = []
     for at, partition in enumerate(content["partitions"]):
@@ -207,7 +297,7 @@ def data(content: Content) -> list[Card]:
         novel = " The second colour: novel clients, held out of training." if any(partition["novel"]) else ""
         caption = f"{owners}{_how(partition)}. Areas or shades: samples of a class.{novel}{more}"
         title = f"{partition['name']}: samples of each client by class"
-        cards += _single(f"partition-{at}", title, _partition(partition, WIDE), caption)
+        cards += _single(f"partition-{at}", title, _partition(partition, wide), caption)
     return cards
 
 
@@ -221,45 +311,24 @@ def _partition(partition: Content, width: int) -> Spec:
     )
 
 
-SECTIONS: dict[str, Callable[[Content], list[Card]]] = {
+SECTIONS: dict[str, Callable[..., list[Card]]] = {
     "learning": learning, "clients": clients, "cost": cost, "gates": gates, "data": data,
 }  # fmt: skip
 
 
 def figures(content: Content) -> dict[str, Spec]:
-    """The figures for papers by file name: those of the page, sized for a column or a page, without what moves."""
-    runs = [run for run in content["runs"] if run["gates"]]
-    shares = [charts.cost(content, key, key, width=COLUMN - 60) for key in ("density", "q")]
-    differences = {
-        f"{run['label']} − {base['label']}; triangles: the worst tenth of {base['label']}": charts.difference(run, base)
-        for run, base in _compared(content["runs"])
-    }
-    weights = {
-        run["label"]: {"hconcat": [gate_charts.quantiles(content, run, path) for path in ("M", "G")]}
-        for run in runs
-        if run["gates"]["over_rounds"]
-    }
-    specs: dict[str, Spec | None] = {
-        "accuracy-rounds": charts.curves(content),
-        "accuracy-bytes": charts.curves(content, "bytes"),
-        "accuracy-seconds": charts.curves(content, "seconds"),
-        "clients-sorted": charts.sorted_clients(content),
-        "clients-difference": stack(differences),
-        "density-q": {"hconcat": [spec for spec in shares if spec]} if any(shares) else None,
-        "blocks": stack({f"{run['label']}: blocks kept": gate_charts.block_map(content, run) for run in runs}),
-        "gate-weights": stack(weights),
-    }
-    trees = [run for run in runs if run["gates"]["tree"]]
-    for run in trees:
-        at, label = content["runs"].index(run) + 1, run["label"]
-        name = re.sub(r"[^\w.=]+", "-", label).strip("-.")
-        start = ", which started from class frequencies" if run["gates"].get("from_labels") else ""
-        spec = {**gate_charts.tree(content, run), "title": f"{label}: gates{start}"}
-        specs["gate-tree" if len(trees) == 1 else f"gate-tree-{at}-{name}"] = spec
-    for at, partition in enumerate(content["partitions"], start=1):
-        spec = {**_partition(partition, PAGE - 40), "title": f"{partition['name']}: {_how(partition)}"}
-        specs["partition" if len(content["partitions"]) == 1 else f"partition-{at}"] = spec
-    return {name: still(spec) for name, spec in specs.items() if spec}
+    """The charts of the page by file name, as wide as a page of paper: of several runs one below the other."""
+    files = {}
+    for card in (card for make in SECTIONS.values() for card in make(content, PAGE) if card.views):
+        shown: dict[str, Spec] = {}
+        for view in card.views:
+            choice, first = (dict(zip(card.choices, one.choice, strict=True)) for one in (view, card.views[0]))
+            # A file shows every run, and the first of all other choices.
+            if all("run" in name or value == first[name] for name, value in choice.items()):
+                owner = choice.get("run") or choice.get("compared run") or ""
+                shown[": ".join(filter(None, (owner, view.title or card.title)))] = view.spec
+        files[card.name] = still(stack(shown) if len(shown) > 1 else card.views[0].spec)
+    return files
 
 
 def stack(specs: Mapping[str, Spec]) -> Spec | None:

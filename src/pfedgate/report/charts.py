@@ -167,7 +167,7 @@ def cost(content: Content, key: str, title: str, **size: Any) -> Spec | None:
     for run in runs:
         rounds, values = (thin(run["training"][name], room(len(runs))) for name in ("round", key))
         rows.append({"run": run["label"], "x": rounds, "y": [short(value, 1 / scale) for value in values]})
-    return lines(content, rows, "round", title, scale={"zero": key == "bytes_up"}, **size)
+    return lines(content, rows, "round", title, scale={"zero": True}, **size)
 
 
 def scored(run: Content) -> list[Content]:

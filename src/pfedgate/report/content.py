@@ -14,9 +14,10 @@ from pfedgate import __version__
 from pfedgate.config.recipe import essence
 from pfedgate.core.errors import unknown
 from pfedgate.engine import metrics
-from pfedgate.report import tables
+from pfedgate.report import tables, verdict
 from pfedgate.report.gate_facts import data_key, data_kind, gates_of, partition_of
 from pfedgate.report.labels import common, folder_labels, labels_of, settings_of
+from pfedgate.report.verdict import Contender
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.folder import Run
 
@@ -95,7 +96,8 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
         ),
         "clients": client_table(entries),
         "differences": differences(runs, labels),
-        "seeds": seeds(runs, labels),
+        "seeds": seeds(runs, entries),
+        "verdict": verdict.sentences(contenders(runs, entries)),
     }
     return {name: rounded(value) for name, value in content.items()}
 
@@ -170,7 +172,7 @@ def _client(row: Mapping[str, Any]) -> Content:
     # A client without test data has no accuracy.
     accuracy = row.get("accuracy")
     tested = accuracy is not None and math.isfinite(accuracy)
-    return {"client": row["client"], **({"accuracy": accuracy} if tested else {})}
+    return {"client": row["client"], "n": row.get("n_test") or 0, **({"accuracy": accuracy} if tested else {})}
 
 
 def curves(run: Run) -> Content:
@@ -247,27 +249,38 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Content:
     return tables.with_copies({"head": head, "rows": rows, "first": "setting"}) if rows else {}
 
 
-def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Content:
-    """Runs that differ in nothing but their seed, as mean and deviation; nothing if there are no such runs.
+def contenders(runs: Sequence[Run], entries: Sequence[Content]) -> list[Contender]:
+    """Runs that differ in nothing but their seed as one; where there are none of these, every run for itself.
 
-    A run that has not ended is not counted ("unfinished" names it): it would stand for a seed of fewer rounds.
+    A run that has not ended is not counted among seeds: it would stand for a seed of fewer rounds.
     """
     groups: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         if run.finished:
             groups.setdefault(_without_seed(run), []).append(at)
     if all(len(members) < 2 for members in groups.values()):
-        return {}
-    rows, leagues = {}, {}
+        return [Contender(entry["label"], [entry], entry["league"]) for entry in entries]
+    settings: dict[str, Contender] = {}
     for members in groups.values():
-        name = labels[members[0]] if len(members) == 1 else common([labels[at] for at in members])
-        while name in rows:
+        members.sort(key=lambda at: _seeds(runs[at]))
+        labels = [entries[at]["label"] for at in members]
+        name = labels[0] if len(members) == 1 else common(labels)
+        while name in settings:
             name += "′"
-        rows[name] = [tables.numbers(runs[at].summary) for at in members]
         first = runs[members[0]]
-        leagues[name] = (data_kind(first), first.recipe.train.rounds, *sorted(_seeds(runs[at]) for at in members))
-    unfinished = [label for run, label in zip(runs, labels, strict=True) if not run.finished]
-    return {**tables.over_seeds(rows, leagues), "unfinished": unfinished}
+        league = (data_kind(first), first.recipe.train.rounds, *(_seeds(runs[at]) for at in members))
+        settings[name] = Contender(name, [entries[at] for at in members], league)
+    return list(settings.values())
+
+
+def seeds(runs: Sequence[Run], entries: Sequence[Content]) -> Content:
+    """Mean and deviation over seeds; nothing without repeated seeds. "unfinished" names the runs not counted."""
+    settings = contenders(runs, entries)
+    if all(len(setting.runs) < 2 for setting in settings):
+        return {}
+    rows = {setting.name: [tables.numbers(entry["summary"]) for entry in setting.runs] for setting in settings}
+    table = tables.over_seeds(rows, {setting.name: setting.league for setting in settings})
+    return {**table, "unfinished": [entry["label"] for entry in entries if not entry["finished"]]}
 
 
 def _without_seed(run: Run) -> str:

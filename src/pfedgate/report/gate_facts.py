@@ -37,6 +37,7 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
         count = last.get("of") or max(len(last["kept"]), run.summary.get("clients") or 0)
     else:
         return None, reason
+    content["masks"] = masks_of(content["clients"], content["kept"])
     content["of"] = count
     content["looked"] = min(count, gates.MOST_CLIENTS) if seen else lines[-1].get("looked", count)
     content["layers"] = [{"name": name, "blocks": at} for name, at in gates.layers_of(content["blocks"]).items()]
@@ -46,6 +47,27 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
     content["reason"] = reason
     content["from_labels"] = starts_at_labels(run)
     return content, ""
+
+
+def masks_of(clients: Sequence[str], kept: Sequence[str]) -> Content:
+    """How many masks there are, the mean Jaccard distance between two clients', and who shares one.
+
+    >>> masks_of(["a", "b", "c"], ["110", "110", "011"])
+    {'number': 2, 'distance': 0.444, 'groups': [['a', 'b'], ['c']]}
+    """
+    groups: dict[str, list[str]] = {}
+    for client, bits in zip(clients, kept, strict=True):
+        groups.setdefault(bits, []).append(client)
+    masks = np.array([[bit == "1" for bit in bits] for bits in kept], np.float64)
+    both = masks @ masks.T
+    either = masks.sum(1)[:, None] + masks.sum(1)[None] - both
+    pairs = len(kept) * (len(kept) - 1)
+    distance = float((1 - both / np.maximum(either, 1)).sum() / pairs) if pairs else 0.0
+    return {
+        "number": len(groups),
+        "distance": round(distance, 3),
+        "groups": sorted(groups.values(), key=len, reverse=True),
+    }
 
 
 def starts_at_labels(run: Run) -> bool:

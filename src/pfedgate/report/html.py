@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from pfedgate.core.drawing import DASHES, THEMES, config
-from pfedgate.engine.store import write_atomically
+from pfedgate.engine.files import write_atomically
 from pfedgate.report import cards, tables
 from pfedgate.report.cards import Card
 from pfedgate.report.tables import percent
@@ -28,50 +28,46 @@ escape = entities.escape
 def write(content: Content, path: str | Path) -> Path:
     """Write the page; one that would be too large leaves out what is missed least, step by step, and says so."""
     target, page = Path(path), render(content)
-    omitted: list[str] = []
-    for part, smaller in STEPS:
+    for part, smaller in STEPS.items():
         if len(page.encode()) <= LARGEST:
             break
         reduced = smaller(content)
         if reduced != content:
-            omitted.append(part)
-            content = {**reduced, "left_out": omitted}
+            content = {**reduced, "left_out": [*content.get("left_out", ()), part]}
             page = render(content)
-    megabytes = len(page.encode()) / 1e6
-    if megabytes > LARGEST / 1e6:
-        warnings.warn(f"{target} has {megabytes:.1f} MB: make a report of fewer runs", stacklevel=2)
+    if len(page.encode()) > LARGEST:
+        warnings.warn(f"{target} has {len(page.encode()) / 1e6:.1f} MB: make a report of fewer runs", stacklevel=2)
     write_atomically(target, page.encode())
     return target
 
 
-def _of_each_run(change: Callable[[Content], Content]) -> Callable[[Content], dict[str, Any]]:
-    return lambda content: {**content, "runs": [{**run, **change(run)} for run in content["runs"]]}
-
-
-def _change_gates(change: Callable[[Content], Content]) -> Callable[[Content], dict[str, Any]]:
-    return _of_each_run(lambda run: {"gates": {**run["gates"], **change(run["gates"])}} if run["gates"] else {})
+def _gates(content: Content, change: Callable[[Content], Content]) -> dict[str, Any]:
+    """The content with other gates."""
+    return {**content, "runs": [run | change(run["gates"]) if run["gates"] else run for run in content["runs"]]}
 
 
 WHY = "they were left out to keep this file small"
 # The name of each part that can be left out, and the content without it; the least missed first.
-STEPS: tuple[tuple[str, Callable[[Content], dict[str, Any]]], ...] = (
-    (
-        "weights M and importances G of single blocks",
-        _change_gates(lambda gates: {"weights": None, "importance": None, "reason": gates["reason"] or WHY}),
+STEPS: dict[str, Callable[[Content], dict[str, Any]]] = {
+    "weights M and importances G of single blocks": lambda content: _gates(
+        content, lambda g: {"gates": {**g, "weights": None, "importance": None, "reason": g["reason"] or WHY}}
     ),
-    ("the table of all clients", lambda content: {**content, "clients": {}}),
-    (
-        "gate weights over rounds of single layers",
-        _change_gates(lambda gates: {"over_rounds": dict(list(gates["over_rounds"].items())[:1])}),
-    ),
-    ("gates", _of_each_run(lambda run: {"gates": None, "no_gates": WHY} if run["gates"] else {})),
-    ("accuracy of single clients", _of_each_run(lambda run: {"clients": [], "novel": []})),
-)
+    "the table of all clients": lambda content: {**content, "clients": {}},
+    "gates": lambda content: _gates(content, lambda g: {"gates": None, "no_gates": WHY}),
+    "accuracy of single clients": lambda content: {
+        **content,
+        "runs": [{**run, "clients": [], "novel": []} for run in content["runs"]],
+    },
+}
 
 
 def render(content: Content) -> str:
     """The page. Text of runs reaches it escaped, or as data that scripts show as text."""
     drawn = {name: make(content) for name, make in cards.SECTIONS.items()}
+    runs = content["runs"]
+    treeless = [run for run in runs if run["gates"] and not run["gates"]["tree"]]
+    unseen = {run["label"]: run["no_partition"] for run in runs if run["partition"] is None}
+    table = content["clients"] and f'<div class="card">{_table(content["clients"], "clients")}</div>'
     sections = {
         "summary": ("Summary", "", _summary(content)),
         "learning": (
@@ -82,16 +78,22 @@ def render(content: Content) -> str:
         "clients": (
             "Clients",
             "A good mean can hide clients that are served badly: every client counts once here.",
-            _grid(drawn["clients"]) + _clients(content),
+            _grid(drawn["clients"]) + (_folded("All clients as a table", table) if table else ""),
         ),
-        "cost": ("Cost", "What clients compute with and send.", _grid(drawn["cost"])),
+        "cost": ("Cost", "How much of the model clients compute with, and what they send.", _grid(drawn["cost"])),
         "gates": (
             "Gates",
-            "A private gate looks at a client's data, weighs every block of the shared model (M) and keeps the most "
-            "important ones (G) that fit the budget.",
-            _missing_gates(content) + _grid(drawn["gates"]),
+            "A private gate looks at a client's data, gives every block of the shared model a weight (M) and an "
+            "importance (G), and keeps the most important blocks that fit the budget.",
+            _missing("gates", "Gates", content, {run["label"]: run["no_gates"] for run in runs})
+            + _missing("tree", "The tree of gates", content, {run["label"]: cards.no_tree(run) for run in treeless})
+            + _grid(drawn["gates"]),
         ),
-        "data": ("Data", "", _missing_data(content) + _grid(drawn["data"])),
+        "data": (
+            "Data",
+            "",
+            _missing("data", "Samples by client and class", content, unseen) + _grid(drawn["data"]),
+        ),
         "settings": ("Settings", "Enough to run it again.", _settings(content)),
     }
     sections = {name: part for name, part in sections.items() if part[2]}
@@ -102,7 +104,7 @@ def render(content: Content) -> str:
     page = {
         **pooled([card for shown in drawn.values() for card in shown]),
         "configs": {theme: config(theme, 12) for theme in THEMES},
-        "runs": [run["label"] for run in content["runs"]],
+        "runs": [run["label"] for run in runs],
         "copies": {
             name: {form: content[name][form] for form in tables.FORMS}
             for name in ("table", "seeds", "clients", "differences")
@@ -112,6 +114,7 @@ def render(content: Content) -> str:
     return Template(_asset("template.html")).substitute(
         title=escape(content["title"]),
         subtitle=escape(content["subtitle"]),
+        verdict="".join(f"<p>{escape(sentence)}</p>" for sentence in content["verdict"]),
         version=escape(content["version"]),
         made=escape(content["made"]),
         css=_colours() + _asset("report.css"),
@@ -165,7 +168,7 @@ def pooled(shown: Sequence[Card]) -> dict[str, Any]:
         return [bare(part) for part in spec] if isinstance(spec, list | tuple) else spec
 
     plain = []
-    for card in shown:
+    for card in (card for card in shown if card.views):
         views = [{**view._asdict(), "spec": place(bare(view.spec))} for view in card.views]
         plain.append({"name": card.name, "title": card.title, "choices": card.choices, "views": views})
     return {"cards": plain, "pool": pool}
@@ -187,8 +190,15 @@ def _grid(shown: Sequence[Card]) -> str:
         f'<div class="tools"></div>{save}</header><div class="legend"></div><div class="plot"></div>'
         "<figcaption></figcaption></figure>"
         for card in shown
+        if card.views
     ]
-    return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
+    lines = [f"<li>{escape(line)}</li>" for card in shown for line in card.text.splitlines()]
+    said = f'<ul class="card lines">{"".join(lines)}</ul>' if lines else ""
+    return f'<div class="grid">{said}{"".join(figures)}</div>' if lines or figures else ""
+
+
+def _folded(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>{body}</details>"
 
 
 def _note(missing: str, text: str) -> str:
@@ -280,7 +290,7 @@ def _tiles(content: Content) -> str:
         winners = [at for at in scores if content["table"]["rows"][at]["cells"][column]["best"]]
         first = (winners or list(scores))[0]
         if len(winners) == 1 or len(scores) == 1:
-            owner = runs[first]["label"] + _against(runs, first, number)
+            owner = runs[first]["label"]
         elif winners:
             owner = " and ".join(runs[at]["label"] for at in winners)
         else:
@@ -292,31 +302,6 @@ def _tiles(content: Content) -> str:
             f'<div class="who" title="{escape(owner)}">{mark}<span>{escape(owner)}</span></div></div>'
         )
     return f'<div class="grid">{"".join(tiles)}</div>'
-
-
-def _against(runs: Sequence[Content], at: int, number: str) -> str:
-    """A winner's number beside that of its baseline."""
-    base = None if runs[at]["baseline"] is None else runs[runs[at]["baseline"]]
-    if base is None or base["league"] is None or not base["summary"].get(number):
-        return ""
-    ours, theirs = runs[at]["summary"][number], base["summary"][number]
-    if number in ("accuracy", "bottom_decile"):
-        return f", {100 * (ours - theirs):+.1f} points to {base['label']}"
-    return f", {ours / theirs:.2f} of {base['label']}"
-
-
-def _clients(content: Content) -> str:
-    if not content["clients"]:
-        return ""
-    table = _table(content["clients"], "clients")
-    return f'<details><summary>All clients as a table</summary><div class="card">{table}</div></details>'
-
-
-def _missing_gates(content: Content) -> str:
-    treeless = [run for run in content["runs"] if run["gates"] and not run["gates"]["tree"]]
-    return _missing("gates", "Gates", content, {run["label"]: run["no_gates"] for run in content["runs"]}) + _missing(
-        "tree", "The tree of gates", content, {run["label"]: cards.no_tree(run) for run in treeless}
-    )
 
 
 def _missing(name: str, what: str, content: Content, reasons: Mapping[str, str]) -> str:
@@ -331,11 +316,6 @@ def _missing(name: str, what: str, content: Content, reasons: Mapping[str, str])
     return _note(name, " ".join(sentences)) if sentences else ""
 
 
-def _missing_data(content: Content) -> str:
-    reasons = {run["label"]: run["no_partition"] for run in content["runs"] if run["partition"] is None}
-    return _missing("data", "Samples by client and class", content, reasons)
-
-
 def _settings(content: Content) -> str:
     body = ""
     if content["differences"]:
@@ -347,8 +327,7 @@ def _settings(content: Content) -> str:
         so_far = "" if run["finished"] else f" (so far: {run['rounds']} of {run['planned']} rounds)"
         rows = "".join(f"<tr><td>{name}</td><td>{escape(text)}</td></tr>" for name, text in _facts(run).items())
         table = f'<div class="scroll"><table class="words facts"><tbody>{rows}</tbody></table></div>'
-        summary = f"<summary>{escape(run['label'] + so_far)}</summary>"
-        boxes.append(f"<details>{summary}{table}<pre>{escape(run['config'])}</pre>{copy}</details>")
+        boxes.append(_folded(escape(run["label"] + so_far), f"{table}<pre>{escape(run['config'])}</pre>{copy}"))
     return f'{body}<div class="card">{"".join(boxes)}</div>'
 
 

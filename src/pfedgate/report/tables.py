@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,8 @@ COLUMNS = (
     Column("accuracy_after_local", "after local, %", percent, max, "after a further local epoch"),
     Column("novel", "novel clients, %", percent, max, "clients never seen in training"),
     Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
-    Column("density", "density", "{:.3f}".format, min, "share of the model's parameters in use at prediction", False),
-    Column("q_training", "q", "{:.3f}".format, min, "share of the model uploaded, mean over rounds"),
+    Column("density", "share used", "{:.3f}".format, min, "of the model's parameters, at prediction (density)", False),
+    Column("q_training", "share sent", "{:.3f}".format, min, "of the model, back to the server, mean over rounds (q)"),
     Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised", unit="B"),
     Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised", False, unit="B"),
     Column("flops", "compute", lambda n: scaled(n, "FLOP"), min, "local training, all clients and rounds", unit="FLOP"),
@@ -170,18 +170,17 @@ def latex(table: Mapping[str, Any]) -> str:
     \bottomrule
     \end{tabular}
     """
-    head = [table["first"], *(column["title"] for column in table["head"])]
-    lines = [r"\begin{tabular}{l" + "r" * len(table["head"]) + "}", r"\toprule", _tex_row(map(escape_tex, head))]
-    lines.append(r"\midrule")
+    head, *rows = (" & ".join(cells) + r" \\" for cells in _lines(table, r"\textbf{%s}", escape_tex))
+    columns = r"\begin{tabular}{l" + "r" * len(table["head"]) + "}"
+    return "\n".join([columns, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
+
+
+def _lines(table: Mapping[str, Any], bold: str, escape: Callable[[str], str]) -> Iterator[list[str]]:
+    """The head and the rows as escaped texts, best values bold."""
+    yield [escape(title) for title in (table["first"], *(column["title"] for column in table["head"]))]
     for row in table["rows"]:
-        cells = [escape_tex(cell["text"]) for cell in row["cells"]]
-        bold = [rf"\textbf{{{text}}}" if cell["best"] else text for text, cell in zip(cells, row["cells"], strict=True)]
-        lines.append(_tex_row([escape_tex(row["name"]), *bold]))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def _tex_row(cells: Any) -> str:
-    return " & ".join(cells) + r" \\"
+        texts = [bold % escape(cell["text"]) if cell["best"] else escape(cell["text"]) for cell in row["cells"]]
+        yield [escape(row["name"]), *texts]
 
 
 TEX = {"\\": r"\textbackslash{}", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -197,22 +196,10 @@ def escape_tex(text: str) -> str:
 
 
 def markdown(table: Mapping[str, Any]) -> str:
-    """A pipe table, best values bold."""
-    head = [table["first"], *(column["title"] for column in table["head"])]
-    lines = [_pipes(head), "|---|" + "---:|" * len(table["head"])]
-    for row in table["rows"]:
-        cells = [f"**{cell['text']}**" if cell["best"] else cell["text"] for cell in row["cells"]]
-        lines.append(_pipes([row["name"], *cells]))
-    return "\n".join(lines)
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    r"""A row of cells, in which a pipe is no border.
-
-    >>> _pipes(["a|b", "c"])
-    '| a\\|b | c |'
-    """
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    """A pipe table, best values bold; a pipe in a text is no border."""
+    lines = _lines(table, "**%s**", lambda text: text.replace("|", "\\|"))
+    head, *rows = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([head, "|---|" + "---:|" * len(table["head"]), *rows])
 
 
 def as_csv(table: Mapping[str, Any]) -> str:
@@ -221,12 +208,9 @@ def as_csv(table: Mapping[str, Any]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([table["first"], *(column.get("plain", column["title"]) for column in table["head"])])
     for row in table["rows"]:
-        cells = [_bare(cell["value"], column) for cell, column in zip(row["cells"], table["head"], strict=True)]
+        scales = [column.get("times", 1) for column in table["head"]]
+        values = [cell["value"] for cell in row["cells"]]
+        # None is an empty cell; a share times 100 gets no digits that it did not have.
+        cells = [v if v is None or t == 1 else float(f"{v * t:.10g}") for v, t in zip(values, scales, strict=True)]
         writer.writerow([row["name"], *cells])
     return file.getvalue()
-
-
-def _bare(value: Any, column: Mapping[str, Any]) -> Any:
-    if value is None:
-        return ""
-    return float(f"{value * column['times']:.10g}") if column.get("times", 1) != 1 else value

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,24 +27,19 @@ def environment() -> dict[str, Any]:
 
     from pfedgate import __version__
 
-    try:
-        memory: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        memory = None
-    machine = {
-        "system": platform.platform(),
-        "cpu": _cpu(),
-        "vectors": _vectors(),
-        "cores": os.cpu_count(),
-        "memory_bytes": memory,
-        "accelerators": [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())],
-    }
+    memory, cpu = None, platform.processor() or platform.machine()
+    with suppress(AttributeError, ValueError, OSError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError):
+        model = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        cpu = model[1].strip() if model else cpu
+    # Processors of one name may differ in vector instructions, and bits with them. Torch tells its own choice, but
+    # not that of its convolutions.
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA")
     packages = {}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -50,7 +47,14 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "packages": packages,
-        "machine": machine,
+        "machine": {
+            "system": platform.platform(),
+            "cpu": cpu,
+            "vectors": torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most}" if most else ""),
+            "cores": os.cpu_count(),
+            "memory_bytes": memory,
+            "accelerators": [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())],
+        },
     }
 
 
@@ -70,24 +74,6 @@ def other_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _text(value: str | list[str] | None) -> str:
     return value if isinstance(value, str) else ", ".join(value or []) or "none"
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _vectors() -> str:
-    """Vector instructions in use: processors of one name may differ in them, and bits with them."""
-    import torch
-
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA")  # torch tells its own choice, but not that of its convolutions
-    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {most}" if most else "")
 
 
 def _commit() -> str | None:

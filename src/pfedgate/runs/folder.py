@@ -25,15 +25,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import load_file
-
 from pfedgate.config import recipe as config
 from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.errors import unknown
+from pfedgate.core.state import digest
 from pfedgate.core.types import State
-from pfedgate.engine.store import DiskStore, write_atomically
+from pfedgate.engine import files
+from pfedgate.engine.checkpoint import FORMULAS, header
+from pfedgate.engine.files import DamagedError, write_atomically
+from pfedgate.engine.store import DiskStore
 from pfedgate.runs.environment import environment, other_bits
 
 CONFIG, ENVIRONMENT, COMPARISON = "config.toml", "environment.json", "comparison.json"
@@ -58,12 +59,17 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved recipe as plain tables."""
-        return toml.read(self.path / CONFIG)
+        tables = toml.read(self.path / CONFIG)
+        if not tables:
+            raise DamagedError(
+                f"{self.path / CONFIG} is empty, so nothing says what was run: restore it from a copy, or begin anew"
+            )
+        return tables
 
     @property
     def environments(self) -> list[dict[str, Any]]:
         """Where it ran: one entry for the start and one for every resume."""
-        entries: list[dict[str, Any]] = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+        entries: list[dict[str, Any]] = files.plain(self.path / ENVIRONMENT)
         return entries
 
     @property
@@ -115,27 +121,31 @@ class Run:
         """The numbers of a table row; empty until the run has ended."""
         if not self.finished:
             return {}
-        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        summary: dict[str, Any] = files.plain(self.path / "summary.json")
         if "peak_bytes" in summary:  # its name in folders of earlier versions
             summary["resident_bytes"] = summary.pop("peak_bytes")
         return summary
 
     def server(self, which: str = "last") -> State:
         """The server's State: of the last checkpoint, or the one that was "best" on validation."""
-        return load_file(self._state(which))
+        path = self._state(which)
+        state, about = files.tensors(path)
+        sums = header(path)["digests"].get("server", "") if which == "last" else about.get("digest", "")
+        if sums not in ("", digest(state)):
+            raise DamagedError(f"{path} is damaged: its tensors are not those that were written")
+        return state
 
     def store(self, which: str = "last") -> DiskStore:
         """The private states that belong to it, by client; for reading."""
         if which == "best":
             return DiskStore(self.path / "private" / "best")
-        with safe_open(self._state(which), "pt") as file:
-            return DiskStore(self.path / "private", json.loads(file.metadata()["pfedgate"])["commit"])
+        return DiskStore(self.path / "private", header(self._state(which))["commit"])
 
     def _state(self, which: str) -> Path:
-        files = {"last": "checkpoint.safetensors", "best": "best.safetensors"}
-        if which not in files:
-            raise ValueError(unknown("state", which, files))
-        path = self.path / files[which]
+        names = {"last": "checkpoint.safetensors", "best": "best.safetensors"}
+        if which not in names:
+            raise ValueError(unknown("state", which, names))
+        path = self.path / names[which]
         if not path.exists():
             raise FileNotFoundError(f"{self.path} holds no {which} state yet")
         return path
@@ -157,14 +167,16 @@ def load_all(path: str | Path) -> list[Run]:
     folder = Path(path)
     if not (folder / COMPARISON).exists():
         return [load(folder)]
-    names: list[str] = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+    names: list[str] = files.plain(folder / COMPARISON)
+    if any(Path(name).name != name for name in names):
+        raise DamagedError(f"{folder / COMPARISON} names runs outside its folder")
     return [load(folder / name) for name in names]
 
 
 def create(path: str | Path, recipe: Recipe) -> Run:
     """A new run's folder with its recipe; one that holds a run already is left alone."""
     folder = _new(path)
-    write_atomically(folder / CONFIG, recipe.toml().encode())
+    write_atomically(folder / CONFIG, recipe.toml().encode(), sync=True)
     return Run(folder)
 
 
@@ -172,7 +184,7 @@ def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[R
     """A folder for several runs, one below it for each, all with their recipes."""
     folder = _new(path)
     runs = [create(folder / name, recipe) for name, recipe in recipes.items()]
-    write_atomically(folder / COMPARISON, json.dumps(list(recipes)).encode())
+    write_atomically(folder / COMPARISON, json.dumps(list(recipes)).encode(), sync=True)
     return runs
 
 
@@ -195,7 +207,7 @@ def extend(run: Run, rounds: int) -> None:
     if recipe.train.schedule in ("multi_step", "cosine"):
         raise ValueError(f"train.schedule={recipe.train.schedule} depends on the number of rounds: start a new run")
     longer = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, rounds=rounds))
-    write_atomically(run.path / CONFIG, longer.toml().encode())
+    write_atomically(run.path / CONFIG, longer.toml().encode(), sync=True)
     for name in ("summary.json", "clients.csv"):  # both belong to an end that is no longer one
         (run.path / name).unlink(missing_ok=True)
     run.__dict__.pop("recipe", None)
@@ -220,18 +232,18 @@ def note_environment(run: Run) -> None:
             "bit, that of an uninterrupted run",
             stacklevel=3,
         )
-    write_atomically(run.path / ENVIRONMENT, json.dumps([*before, now], indent=2).encode())
+    write_atomically(run.path / ENVIRONMENT, json.dumps([*before, now], indent=2).encode(), sync=True)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    # The last one may be half written: the run may still be going.
-    return [json.loads(line) for line in lines[:-1] if line]
+    with files.naming(path):  # The last line may be half written: the run may still be going.
+        return [json.loads(line) for line in lines[:-1] if line]
 
 
 def _number(name: str, cell: str) -> Any:
     if name in ("client", "point"):
-        return cell
+        return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULAS) else cell
     return float(cell) if cell else None

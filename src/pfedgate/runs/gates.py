@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import flat, inside
 from pfedgate.core.types import Federation, Round, State
+from pfedgate.engine import files
+from pfedgate.engine.checkpoint import header
 from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.files import write_atomically
 from pfedgate.engine.roster import Options, Roster
-from pfedgate.engine.store import DiskStore, Store, write_atomically
+from pfedgate.engine.store import DiskStore, Store
 
 FILE = "gates.jsonl"
 MOST_CLIENTS = 200  # a picture of more shows nothing, and looking would take longer than the round
@@ -130,23 +132,31 @@ class GateLog:
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Hear of a start or a round."""
         path, checkpoint = self.folder / FILE, self.folder / "checkpoint.safetensors"
-        if event["event"] == "start" and path.exists():
-            # Rounds after the checkpoint that a run goes on from will come again.
-            whole = path.read_text().split("\n")[:-1]  # a last line without an end was cut short by a crash
-            valid = [line + "\n" for line in whole if json.loads(line)["round"] <= int(event["round"])]
-            write_atomically(path, "".join(valid).encode())
-        if event["event"] != "round" or "after_broadcast" not in event or not checkpoint.exists():
+        done, scored = int(event.get("round", 0)), "after_broadcast" in event
+        if event["event"] == "start":
+            # Rounds after the checkpoint that a run goes on from will come again. A crash may have cut the last line
+            # short, or have come before it.
+            lines = path.read_text().split("\n")[:-1] if path.exists() else []
+            with files.naming(path):
+                rounds = [int(json.loads(line)["round"]) for line in lines]
+            if lines and rounds[-1] > done:
+                valid = [line + "\n" for line, round in zip(lines, rounds, strict=True) if round <= done]
+                write_atomically(path, "".join(valid).encode(), sync=True)
+            elif path.exists() and not path.read_bytes().endswith(b"\n"):
+                write_atomically(path, "".join(line + "\n" for line in lines).encode(), sync=True)
+            if done and done not in rounds:
+                metrics = (self.folder / "metrics.jsonl").read_text().splitlines()
+                scored = "after_broadcast" in json.loads(metrics[done - 1])
+        if event["event"] == "end" or not scored or not checkpoint.exists():
             return
-        done = int(event["round"])
-        with safe_open(checkpoint, "pt") as file:
-            about = json.loads(file.metadata()["pfedgate"])
         # With checkpoint_every > 1 the one on disk may be older than the private states in the store.
+        about = header(checkpoint)
         if about["lengths"]["metrics.jsonl"] != (self.folder / "metrics.jsonl").stat().st_size:
             return
         store = DiskStore(self.folder / "private", about["commit"])
-        seen = list(look(self.algorithm, self.federation, load_file(checkpoint), store, self.options, done))
+        server, _ = files.tensors(checkpoint)
+        seen = list(look(self.algorithm, self.federation, server, store, self.options, done))
         if seen:
             clients = len(self.federation.clients)
             line = {"round": done, "looked": min(MOST_CLIENTS, clients), "of": clients, **summary(seen)}
-            with path.open("a") as lines:
-                lines.write(json.dumps(line) + "\n")
+            files.append(path, json.dumps(line) + "\n", sync=True)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.errors import unknown
-from pfedgate.engine.store import write_atomically
+from pfedgate.engine.files import write_atomically
 
 FINISHED, FAILED, KILLED = "FINISHED", "FAILED", "KILLED"  # how a run ended; the words are MLflow's
 IDS = "trackers.json"  # in a run's folder: which run of W&B or MLflow it is, so that resuming goes on with it

@@ -29,10 +29,11 @@ from pfedgate.core.state import nbytes
 from pfedgate.core.types import Card, Round, State
 from pfedgate.core.version import RESULTS
 from pfedgate.engine.endpoint import Endpoint, Reply
+from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import one_thread
-from pfedgate.engine.store import MemoryStore, write_atomically
+from pfedgate.engine.store import MemoryStore
 from pfedgate.engine.workers import steady
 from pfedgate.runs.environment import environment
 from pfedgate.runs.progress import size

@@ -28,10 +28,11 @@ from pfedgate.core.version import RESULTS
 from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import FolderBusy
 from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import one_thread
-from pfedgate.engine.store import MemoryStore, write_atomically
+from pfedgate.engine.store import MemoryStore
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs import gates
 from pfedgate.runs.folder import Run

@@ -14,8 +14,8 @@ from typing import Any
 
 from pfedgate.config import toml
 from pfedgate.core.version import RESULTS
+from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record, clean
-from pfedgate.engine.store import write_atomically
 from pfedgate.report.tables import markdown, percent
 from pfedgate.runs.environment import environment
 from pfedgate.runs.folder import Run

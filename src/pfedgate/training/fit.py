@@ -2,7 +2,7 @@
 
     done = fit(task, state, local)           train a copy of `state`; done.state, done.loss, done.flops
     loop(task, local, step)                  the bare loop, for a method with its own modules and optimisers
-    evaluate(task, module, part, ...)        loss and accuracy
+    evaluate(task, module, part, ...)        loss and metrics
     scan(task, module, part, local, look)    an answer for every sample, for methods that look before they train
 
 Nothing in the loop reads a number back from the device; losses are summed there and read once at the end.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pfedgate.core.modules import smallest_batch
+from pfedgate.core.modules import skeleton, smallest_batch
 from pfedgate.core.seeds import orders, seeded
 from pfedgate.core.types import Local, Objective, Part, State, Task
 from pfedgate.training.workspace import Batch, Stepper, Workspace, flops_per_sample, workspace
@@ -46,8 +46,13 @@ class Score:
 
     n: int
     loss: float
-    accuracy: float
-    flops: float = 0.0
+    score: float  # the task's main metric
+    more: tuple[float, ...] = ()  # its other metrics, in their order
+
+    @property
+    def accuracy(self) -> float:
+        """The score under the name it has in classification."""
+        return self.score
 
 
 def loop(
@@ -114,6 +119,8 @@ def fit(
     *,
     names: tuple[str, ...] | None = None,
     lr: float | None = None,
+    own: tuple[str, ...] = (),
+    own_lr: float | None = None,
     epochs: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
@@ -130,6 +137,7 @@ def fit(
 
     names      train only these parameters (default: all); the rest is frozen altogether
     lr         base rate instead of task.optim.lr; the schedule's factor of this round is applied either way
+    own        parameters with an optimiser of their own, which clips them apart and has the base rate `own_lr`
     epochs, steps, batch, part, stream   see `loop`
     anchor, prox   add prox·(w − anchor) to the gradient, after clipping, so that prox keeps its meaning
     weights    one weight per sample of the part; the weighted losses are divided by the batch size
@@ -137,9 +145,15 @@ def fit(
     gradient   called after the gradient was computed and clipped; may change `work.grad`
     step       (work, batch) -> loss: replaces the whole step (gradient, clipping, update)
     """
+    if own:  # they come last, so that each optimiser has one piece of the vector
+        every = [name for name, _ in skeleton(task.model).named_parameters()] if names is None else names
+        names = (*(name for name in every if name not in own), *own)
     work = workspace(task.model, names, local.device)
     work.load(state)
-    stepper = Stepper(task.optim, (task.optim.lr if lr is None else lr) * local.round.factor)
+    rates = [task.optim.lr if rate is None else rate for rate in (lr, own_lr)]
+    stepper, apart = (Stepper(task.optim, rate * local.round.factor) for rate in rates)
+    size = sum(shape.numel() for name, shape in work.shapes if name not in own)
+    branches = [(stepper, slice(size)), (apart, slice(size, None))] if own else [(stepper, slice(None))]
     pull = work.vector(anchor) if anchor is not None and prox else None
     sample: list[Tensor] = []
 
@@ -149,12 +163,14 @@ def fit(
         if step is not None:
             return step(work, data)
         loss = work.gradient(data, task.loss, weights=weights, objective=objective)
-        stepper.clip(work.grad)
+        for branch, piece in branches:
+            branch.clip(work.grad[piece])
         if pull is not None:
             work.grad.add_(work.flat, alpha=prox).add_(pull, alpha=-prox)
         if gradient is not None:
             gradient(work, data)
-        stepper.step(work.flat, work.grad)
+        for branch, piece in branches:
+            branch.step(work.flat[piece], work.grad[piece])
         return loss
 
     loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
@@ -165,26 +181,20 @@ def fit(
 
 @torch.no_grad()
 def evaluate(task: Task, model: nn.Module, part: Part, local: Local) -> Score:
-    """Loss and accuracy of a module on a part. Changes nothing: evaluation mode, no generator read."""
+    """Loss and metrics of a module on a part. Changes nothing: evaluation mode, no generator read."""
     if part.n == 0:
-        return Score(0, float("nan"), float("nan"))
+        return Score(0, float("nan"), float("nan"), (float("nan"),) * (len(task.metrics) - 1))
     model.eval()
     x, y = part.x.to(local.device), part.y.to(local.device)
     losses: list[Tensor] = []
-    hits: list[Tensor] = []
+    sums: list[list[Tensor]] = [[] for _ in task.metrics]
     for inputs, labels in zip(*(torch.split(values, task.eval_batch) for values in (x, y)), strict=True):
         output = model(local.prepare(inputs))
         losses.append(task.loss(output, labels).sum())
-        hits.append(correct(output, labels))
-    return Score(part.n, *(float(torch.stack(values).sum()) / part.n for values in (losses, hits)))
-
-
-def correct(output: Tensor, labels: Tensor) -> Tensor:
-    """How many are right: by the largest output; a sequence counts by its share of right positions."""
-    if labels.is_floating_point():
-        return torch.full((), float("nan"))
-    right = output.argmax(-1).eq(labels).float()
-    return right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum()
+        for metric, own in zip(task.metrics, sums, strict=True):
+            own.append(metric.sums(output, labels))
+    values = [m.value(torch.stack(own).sum(0), part.n) for m, own in zip(task.metrics, sums, strict=True)]
+    return Score(part.n, float(torch.stack(losses).sum()) / part.n, values[0], tuple(values[1:]))
 
 
 def scan(

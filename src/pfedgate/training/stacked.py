@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from pfedgate.core.kinds import Loss
 from pfedgate.core.modules import persistent_buffers, skeleton
 from pfedgate.core.seeds import orders
 from pfedgate.core.state import flat, pick, shapes, unflat
-from pfedgate.core.types import Local, Loss, State, Task
+from pfedgate.core.types import Local, State, Task
 from pfedgate.training.fit import Fit
 from pfedgate.training.workspace import Stepper, flops_per_sample
 

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from pfedgate.core.errors import unknown
+from pfedgate.core.kinds import Loss
 from pfedgate.core.modules import fresh, persistent_buffers
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import clone, flat, pick, unflat
-from pfedgate.core.types import Loss, Objective, Optim, State
+from pfedgate.core.types import Objective, Optim, State
 
 
 @dataclass(frozen=True)

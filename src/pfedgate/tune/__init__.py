@@ -15,6 +15,7 @@ from typing import Any
 
 from pfedgate import experiment
 from pfedgate.config.recipe import Recipe
+from pfedgate.engine.checkpoint import alone
 from pfedgate.tune.search import SEARCHES, Search, SearchSpec, Trial, base
 from pfedgate.tune.space import Axis, Choices, Range, axis, choices, space_of
 
@@ -51,8 +52,9 @@ def tune(
     resolved = experiment.recipe_of(recipe, layer, data=data, model=model)
     label = label or resolved.algorithm.name
     spec = SearchSpec(label, base(resolved, rounds), space_of(resolved, params), search, prune, seed)
-    result = Search(spec, Path(out) / label, trials, watch)
-    result.run(workers, data=data, model=model)
+    with alone(Path(out) / label):
+        result = Search(spec, Path(out) / label, trials, watch)
+        result.run(workers, data=data, model=model)
     if result.best is None:
         first = result.trials[0].error if result.trials else "no trial"
         raise RuntimeError(f"{label}: no trial ended well; the first: {first}")

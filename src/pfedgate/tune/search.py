@@ -19,8 +19,8 @@ from pfedgate import experiment
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
 from pfedgate.core import seeds
 from pfedgate.core.errors import unknown
+from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
-from pfedgate.engine.store import write_atomically
 from pfedgate.engine.workers import completed
 from pfedgate.runs.environment import environment
 from pfedgate.tune import space as spaces

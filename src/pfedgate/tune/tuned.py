@@ -14,7 +14,7 @@ from typing import Any
 
 from pfedgate.config import toml
 from pfedgate.config.recipe import RecipeError, tuned_path
-from pfedgate.engine.store import write_atomically
+from pfedgate.engine.files import write_atomically
 from pfedgate.runs.environment import environment
 from pfedgate.runs.progress import percent
 from pfedgate.tune.search import Search

@@ -4,7 +4,7 @@ Shared: frozen weights, sent once, and an aggregated binary mask of the top laye
 client's own mask is 1[score >= threshold], and the structures (filters, neurons) that survived its one-shot pruning:
 equal scores are trained for an epoch, the best share `density` of every masked layer is kept for good. Later rounds
 set the scores of kept structures to the aggregate, train them straight-through and send one bit per kept entry. The
-server averages the bits of entries that two clients of the round kept ("intersection"); their majority goes down.
+server averages the bits of entries that two clients of the round kept; their majority goes down.
 
 There is no official code. Ambiguities of the descriptions: s = .5 cannot be the density of the whole model if only the
 last layers are masked, so it is the one within these; both are reported. Masks on random weights cannot reach the
@@ -28,11 +28,11 @@ from pfedgate.algorithms.fedmask.masks import BITS, KEPT, pack_bits, unpack_bits
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
+from pfedgate.core.seeds import key
 from pfedgate.core.state import inside, under
 from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import fit
 
-CHOICES = "base 'fedavg' or 'random', intersection 'two' or 'all'"
 MEAN, KNOWN, SERVED = "mask/mean", "mask/known", "mask/served"  # the server's State
 
 
@@ -43,9 +43,7 @@ class FedMask(Algorithm):
 
     density: float = 0.5  # rho: structures kept of every masked layer (pFedGate: .5, and .3 in its compression study)
     layers: parts.Names | None = None  # masked ones; None: fully connected ones but the first, at least the last
-    base: str = "fedavg"  # where the frozen weights come from: FedAvg, or "random"
     warmup: float = 0.5  # rounds of FedAvg: a share of all rounds, or their number if 1 or more
-    intersection: str = "two"  # bits count where two clients of the round kept the structure, or "all" of them
     score_lr: float = 10.0  # scores are of the order of 1, their gradients of weight times gradient
     threshold: float = 0.5  # in the middle, because scores are set to bits
     offset: float = 0.01  # scores start this much above the threshold: with everything kept
@@ -58,9 +56,8 @@ class FedMask(Algorithm):
     grid: ClassVar = {"density": (0.3, 0.5)}
 
     def __post_init__(self) -> None:
-        words = self.base in ("fedavg", "random") and self.intersection in ("two", "all")
-        if not (words and 0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
-            raise ValueError(f"FedMask wants 0 < density <= 1, warmup >= 0, {CHOICES}; got {self.options()}")
+        if not (0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here
+            raise ValueError(f"FedMask wants 0 < density <= 1 and warmup >= 0; got {self.options()}")
 
     @property
     def _structures(self) -> masks.Structures:
@@ -78,22 +75,18 @@ class FedMask(Algorithm):
         if self._warming_up(server, round):
             return model
         got = {BITS: pack_bits(server[MEAN] >= 0.5), KEPT: pack_bits(server[KNOWN])}
-        return got if self.base == "random" or parts.mark(card) in server[SERVED] else {**model, **got}
+        return got if _mark(card) in server[SERVED] else {**model, **got}
 
     def _warming_up(self, server: State, round: Round) -> bool:
         rounds = int(self.warmup * round.rounds if self.warmup < 1 else self.warmup)
-        return self.base == "fedavg" and round.index < rounds and not len(server[SERVED])
+        return round.index < rounds and not len(server[SERVED])
 
     def merger(self, server: State, round: Round) -> Merger:
         """FedAvg during the warm-up; then the mean of the bits where enough clients kept them."""
         if self._warming_up(server, round):
             return WeightedMean(server, round.total)
-        bits = masks.BitMean(self._structures, server[MEAN], None if self.intersection == "all" else 2)
+        bits = masks.BitMean(self._structures, server[MEAN])
         return MaskMerger(server, bits, set(server[SERVED].tolist()))
-
-    def init_client(self, got: State, local: Local) -> State:
-        """Random weights are known from the seed."""
-        return under("base/", initial(self.task, local.round.seed)) if self.base == "random" else {}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """FedAvg during the warm-up; then the scores, of which the bits are sent."""
@@ -151,7 +144,7 @@ class MaskMerger:
 
     def add(self, card: Card, update: Update) -> str | None:
         """Count the client's bits and mark it as served."""
-        self.marks.add(parts.mark(card))
+        self.marks.add(_mark(card))
         self.bits.add(update.shared, update.weight)
         return None
 
@@ -160,3 +153,8 @@ class MaskMerger:
         mean, enough = self.bits.result()
         marks = torch.tensor(sorted(self.marks))
         return {**self.server, MEAN: mean, KNOWN: self.server[KNOWN] | enough, SERVED: marks}
+
+
+def _mark(card: Card) -> int:
+    """A client's fingerprint; 63 bits fit an int64."""
+    return key(0, card.id) >> 1

@@ -86,12 +86,11 @@ def fault_in_mask(packed: State, of: Structures) -> str | None:
 class BitMean:
     """The weighted mean of every bit over the clients that kept it.
 
-    A structure counts where `least` clients kept it (all of them, if there are fewer; None: all).
-    Elsewhere the old mean stays.
+    A structure counts where two clients kept it, or the only one of the round. Elsewhere the old mean stays.
     """
 
-    def __init__(self, of: Structures, old: Tensor, least: int | None) -> None:
-        self.of, self.old, self.least = of, old, least
+    def __init__(self, of: Structures, old: Tensor) -> None:
+        self.of, self.old = of, old
         self._sums, self._weights = torch.zeros(2, of.size, dtype=torch.float64)
         self._count, self._clients = torch.zeros(of.count, dtype=torch.int64), 0
 
@@ -105,7 +104,7 @@ class BitMean:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """The mean, and for which structures there were enough clients."""
-        enough = self._count >= (self._clients if self.least is None else min(self.least, self._clients))
+        enough = self._count >= min(2, self._clients)
         return torch.where(enough[self.of.of], (self._sums / self._weights).to(self.old.dtype), self.old), enough
 
 

@@ -52,6 +52,7 @@ class FedMD(Algorithm):
     shares = "scores on public samples"
     keeps = "the whole model"
     grid: ClassVar = {"digest_loss": ("mae", "mse")}
+    kinds = ("classification",)  # public samples have classes
 
     def __post_init__(self) -> None:
         if self.digest_loss not in ("mae", "mse") or self.align < 0:

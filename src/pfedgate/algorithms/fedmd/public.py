@@ -4,9 +4,8 @@ Offline, for any private data: `glyphs` (printed digits 0–9, drawn here: near 
 of the two photographs that come with scikit-learn: far from them), `noise` (anything). By name: every data set of
 `pfedgate.data`, e.g. cifar100 for private cifar10 (near), femnist for cifar10 or cifar10 for femnist (far). Images are
 resized, made grey or coloured, and later normalised like the private ones. `+transpose` and `+invert` after a name turn
-them: public emnist is near to femnist only as "emnist+transpose+invert". Or bring your own: `Public(x, y)`.
-
-Public data must not contain private samples, least of all test ones: see `Public.without`.
+them: public emnist is near to femnist only as "emnist+transpose+invert". Or bring your own: `Public(x, y)`, without a
+sample that any client has.
 """
 
 from __future__ import annotations
@@ -63,15 +62,6 @@ class Public:
         y = self.y if self.y is not None else torch.zeros(self.n, dtype=torch.int64)
         return Rows(self.x, y) if rows is None else Rows(self.x[rows], y[rows])
 
-    def without(self, federation: Any) -> Public:
-        """Leave out what any client has: same bytes, same sample (EMNIST and FEMNIST share pictures)."""
-        prints = set()
-        for client in [*federation.clients, *federation.novel]:
-            for part in ("train", "val", "test"):
-                prints.update(_prints(federation.part(client, part).x))
-        keep = torch.tensor([one not in prints for one in _prints(self.x)], dtype=torch.bool)
-        return Public(self.x[keep], None if self.y is None else self.y[keep], self.name)
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -84,10 +74,6 @@ class Rows:
     def n(self) -> int:
         """The number of public samples."""
         return len(self.y)
-
-
-def _prints(x: Tensor) -> list[bytes]:
-    return [row.tobytes() for row in np.ascontiguousarray(x.cpu().numpy())]
 
 
 def public(name: str, like: Tensor, *, tokens: int = 0, seed: int = 0) -> Public:

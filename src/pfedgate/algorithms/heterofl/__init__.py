@@ -9,8 +9,8 @@ here, as pFedGate's text says: 0.5 is a width of about 0.69. `level="b"` is the 
 width (a = 1, b = 1/2, … e = 1/16), for all clients with a budget below 1. "10 % full, 90 % half" is the distribution
 of budgets {1.0: 0.1, 0.5: 0.9}.
 
-Departures: sample counts weigh the average (official: `unweighted`). A client is scored with its own part (official:
-`scored="global"`, the whole model, which then travels down beside the part). The Scaler divides weights by the share
+Departures: sample counts weigh the average (official: every client alike). A client is scored with its own part, which
+is all that travels (official: the whole model). The Scaler divides weights by the share
 of their inputs that exist, in training and in prediction: the official 1/r on activations, up to whole units. Norms
 keep their running statistics (official: static). A novel client is scored as it is, or after `adapt_epochs`.
 """
@@ -33,7 +33,6 @@ from pfedgate.core.types import Card, Local, Round, State, Update
 from pfedgate.training.fit import Batch, fit
 
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
-WHOLE = "whole/"
 
 
 @register("heterofl")
@@ -44,8 +43,6 @@ class HeteroFL(Algorithm):
     level: str | None = None  # "a" … "e": this width for every budget below 1; None: widths by share of parameters
     scaler: bool = True  # make up for missing inputs, as the official code does
     label_mask: str = "none"  # "train": logits of classes the client lacks are 0 in training; "both": when scored, too
-    unweighted: bool = False  # official: every client counts the same
-    scored: str = "own"  # the client's own part, or "global": the whole model (official)
     adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
     paper = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
@@ -53,10 +50,12 @@ class HeteroFL(Algorithm):
     grid: ClassVar = {"level": (None, "b")}
 
     def __post_init__(self) -> None:
-        choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"], "scored": ["own", "global"]}
+        choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"]}
         for name, words in choices.items():
             if (value := getattr(self, name)) not in words and (name, value) != ("level", None):
                 raise ValueError(f"{name}: {unknown('value', str(value), words)}")
+        if self.label_mask != "none" and self.task.kind != "classification":
+            raise ValueError(f"label_mask needs classes, which {self.task.kind} has not: leave it out")
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
@@ -65,9 +64,8 @@ class HeteroFL(Algorithm):
         return Narrow(self.task.model, self.task.inputs, width, self.scaler)
 
     def send(self, server: State, card: Card, round: Round) -> State:
-        """The client's part; beside it the whole model, if that is what will be scored."""
-        whole = under(WHOLE, server) if self.scored == "global" else {}
-        return {**self.width(card).take(server), **whole}
+        """The client's part."""
+        return self.width(card).take(server)
 
     def init_client(self, got: State, local: Local) -> State:
         """The classes of the client's training data, if they are to mask others."""
@@ -81,7 +79,7 @@ class HeteroFL(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of the narrow model."""
-        narrow, state = self.width(local.card), {n: v for n, v in got.items() if not n.startswith(WHOLE)}
+        narrow = self.width(local.card)
         labels = {LABELS: private[LABELS]} if LABELS in private else {}
         present = private.get(LABELS, torch.tensor(True)).to(local.device)
 
@@ -89,15 +87,12 @@ class HeteroFL(Algorithm):
             return self.task.loss(torch.where(present, model(batch.x), 0.0), batch.y).mean()
 
         task = replace(self.task, model=narrow)
-        done = fit(task, under(INNER, state), local, objective=masked if labels else None)
+        done = fit(task, under(INNER, got), local, objective=masked if labels else None)
         metrics = {**done.metrics, "density": narrow.density}
-        weight = 1.0 if self.unweighted else local.n
-        return Update({**inside(INNER, done.state), **labels}, weight, metrics), labels
+        return Update({**inside(INNER, done.state), **labels}, local.n, metrics), labels
 
     def merger(self, server: State, round: Round) -> ElementMean:
         """Every element: the mean over the clients that have it; of an output, over those that have its label."""
-        if self.unweighted and round.total is not None:
-            raise ValueError("agg_norm='all' counts samples, unweighted=True does not: use one of them")
         return ElementMean(server, self.width, round.total)
 
     def adapt(self, got: State, private: State, local: Local) -> State:
@@ -108,12 +103,9 @@ class HeteroFL(Algorithm):
         return {**private, **under("tuned/", longer.train(got, private, local)[0].shared)}
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
-        """The client's part, or the whole model."""
-        if self.scored == "global":
-            model = module(self.task, inside(WHOLE, got))
-        else:
-            state = inside("tuned/", private) or got
-            model = module(replace(self.task, model=self.width(card)), under(INNER, state))
+        """The client's part."""
+        state = inside("tuned/", private) or got
+        model = module(replace(self.task, model=self.width(card)), under(INNER, state))
         return Masked(model, private[LABELS]) if self.label_mask == "both" else model
 
     def check(self, got: State, update: Update) -> str | None:

@@ -16,6 +16,7 @@ and `tiles` how a model is cut into parts, which are sent and merged.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -68,6 +69,7 @@ class PFedGate(Algorithm):
     paper = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
     shares = "the parts of the model that were live"
     keeps = "the gate"
+    reads_batches = True
     grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
@@ -79,13 +81,16 @@ class PFedGate(Algorithm):
             )
         if self.microbatches > 1 and self.variant is not None:
             raise ValueError("microbatches are ours: leave them out with variant='paper'")
+        if self.start == "labels" and self.task.kind != "classification":
+            warnings.warn(f'start = "labels" is skipped: {self.task.kind} has no classes to count', stacklevel=2)
         _ = self._setting  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate: all start alike, so that masks agree at first and differ by what they learn."""
         personal = self._workspace(local.device)
         gate = fresh_gate(personal, self._budget(local.card), local.round.seed)
-        if self.start == "labels" and self.gate.init != "ones" and self.variant is None:
+        counted = self.start == "labels" and self.task.kind == "classification"
+        if counted and self.gate.init != "ones" and self.variant is None:
             start_at_labels(personal, gate, local.train.y)
         return under("gate/", gate)
 
@@ -186,6 +191,10 @@ class PFedGate(Algorithm):
         loop(self.task, local, keep, epochs=1, stream="remember")
         personal.gated.gate.remember(batches)
         return under("gate/", personal.gate_state())
+
+    def per_client(self) -> PFedGate:
+        """One choice of blocks, made of all of a client's training data."""
+        return replace(self, gate=replace(self.gate, scope="client"))
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms.pfedgate.tiles import Tiles
+from pfedgate.core.kinds import Loss
 from pfedgate.core.modules import persistent_buffers
 from pfedgate.core.seeds import generator, seeded
 from pfedgate.core.state import flat, pick
-from pfedgate.core.types import Example, Loss, State
+from pfedgate.core.types import Example, State
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.start import rank
 from pfedgate.gating.model import GatedModel
