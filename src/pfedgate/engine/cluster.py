@@ -11,6 +11,7 @@ bound to the loopback address.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +45,7 @@ def connect() -> Any:
         here: dict[str, Any] = (
             {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         )
-        ray.init(log_to_driver=False, logging_level="ERROR", **here)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
     return ray
 
 
