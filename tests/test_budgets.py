@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import pfedgate
 from pfedgate import data
 from pfedgate.engine.roster import Options, Roster, budgets
 
@@ -78,3 +79,19 @@ def test_a_list_of_budgets_reaches_held_out_clients_too(extra: list[float]) -> N
 def test_a_cap_on_the_upload_is_set_elsewhere() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.upload"):
         budgets({"params": 0.5, "upload": 0.4}, ["a"])
+
+
+def test_a_misspelt_client_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="budget for 'ana', which is no client: did you mean 'anna'"):
+        budgets({"ana": 0.3, "default": 1.0}, ["anna", "bert"])
+    assert budgets({"carl": 0.3, "default": 1.0}, ["anna"], others=["carl"]) == [1.0]
+    federation = data.load("digits", clients=5, novel=0.2)
+    given = {federation.novel[0]: 0.3, "default": 0.5}
+    assert {card.budget for card in Roster.of(federation, "clients", Options(budget=given))} == {0.5}
+    assert [card.budget for card in Roster.of(federation, "novel", Options(budget=given))] == [0.3]
+
+
+def test_methods_that_ignore_budgets_say_so() -> None:
+    recipe = {"data": {"name": "digits", "clients": 4}, "train": {"rounds": 1}, "clients": {"budget": 0.3}}
+    with pytest.warns(UserWarning, match=r"fedavg trains the whole model .* ignores clients.budget=0.3"):
+        pfedgate.run(recipe, algorithm="fedavg")

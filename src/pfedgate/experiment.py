@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -149,7 +150,14 @@ def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Experiment:
     if data is None:
         named, novel, seed = recipe.data, recipe.clients.novel, recipe.run.seed
         data = catalogue.federation(named.name, named.options, novel=novel, seed=seed)
-    return Experiment(recipe, build(recipe, shape_of(data), model), data, recipe.options())
+    algorithm = build(recipe, shape_of(data), model)
+    if recipe.clients.budget != 1 and not algorithm.budgeted:
+        warnings.warn(
+            f"{algorithm.name} trains the whole model on every client: it ignores clients.budget="
+            f"{recipe.clients.budget!r}; pfedgate and heterofl keep to it",
+            stacklevel=2,
+        )
+    return Experiment(recipe, algorithm, data, recipe.options())
 
 
 def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:

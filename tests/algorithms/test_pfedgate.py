@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.gates import milliseconds
 from torch import nn
 
 from pfedgate import algorithms, data, models
@@ -203,7 +204,7 @@ def test_microbatches_allow_as_many_times_the_activations_and_train_alike(
     task: Task, federation: data.Federation
 ) -> None:
     """.3 of the activations in two parts is .6 of them at once: the same model, the same steps."""
-    resources = {"params": 0.3, "flops": 0.3, "activation_bytes": 0.6}
+    resources = {"params": 0.3, "flops": 0.3, "reducible_bytes": 0.6}
     once = engine.run(pfedgate(task), federation, engine.Options(rounds=2, budget=resources))
     parts = engine.run(pfedgate(task, microbatches=2), federation, engine.Options(rounds=2, budget=0.3))
     fewer = engine.run(pfedgate(task), federation, engine.Options(rounds=2, budget=0.3))
@@ -220,7 +221,7 @@ def test_microbatches_of_a_model_with_batch_norm_are_never_single_samples(federa
     for batch in range(3, 9):
         task = Task(model=partial(copy.deepcopy, nn.Sequential(*layers)), example=example, batch=batch)
         algorithm = pfedgate(task, microbatches=batch)
-        assert algorithm._budget(Card("a", 1, 0.2)).activation_bytes == pytest.approx(min(0.2 * batch / 3, 1))
+        assert algorithm._budget(Card("a", 1, 0.2)).reducible_bytes == pytest.approx(min(0.2 * batch / 3, 1))
         result = engine.run(algorithm, federation, engine.Options(rounds=1, budget=0.8))
         assert result.history[-1]["after_broadcast"]["accuracy"] > 0
 
@@ -241,11 +242,11 @@ def test_tokens_are_split_too() -> None:
 
 
 def test_microbatches_are_parts_of_a_batch(task: Task) -> None:
-    assert pfedgate(task, microbatches=2)._budget(Card("a", 1, 0.8)).activation_bytes == 1.0
+    assert pfedgate(task, microbatches=2)._budget(Card("a", 1, 0.8)).reducible_bytes == 1.0
     assert (
         pfedgate(task, microbatches=5)._budget(Card("a", 1, {"activation_bytes": 1e4})).activation_bytes == 1e4 * 32 / 6
     )
-    assert pfedgate(task, microbatches=2, resources="params")._budget(Card("a", 1, 0.8)).activation_bytes is None
+    assert pfedgate(task, microbatches=2, resources="params")._budget(Card("a", 1, 0.8)).reducible_bytes is None
     for wrong in (0, 33):
         with pytest.raises(ValueError, match="parts of a batch of 32"):
             pfedgate(task, microbatches=wrong)
@@ -307,7 +308,7 @@ def test_a_client_may_have_a_latency_budget(
     task: Task, federation: data.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PFEDGATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(latency, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
+    monkeypatch.setattr(latency, "_milliseconds", milliseconds)
     algorithm = pfedgate(task, blocks=9)  # a workspace of its own: a plan keeps what was measured
     one = replace(budgeted_local(federation), card=Card("a", 10, {"latency_ms": 1.6}))
     got = algorithm.init_server(0)

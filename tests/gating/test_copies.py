@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.compare import loss
+from tests.support.gates import milliseconds
 from tests.support.zoo import build
 from torch import Tensor
 
@@ -155,7 +156,7 @@ def test_a_latency_budget_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
     model, x = models.build("cnn_digits"), models.example("cnn_digits", batch=32)
     warnings.simplefilter("ignore", UserWarning)
     # A busy machine must not decide whether this test passes.
-    monkeypatch.setattr(latency, "_milliseconds", lambda program, gate, kept, x: 1 + program.plan.live(kept).density)
+    monkeypatch.setattr(latency, "_milliseconds", milliseconds)
     gated = pfedgate.gate(model, x, Budget(latency_ms=1e6))
     dense, least = (costs["latency_ms"] for costs in (gated.plan.costs.dense(), gated.plan.costs.smallest()))
     assert 0 < least < dense
@@ -193,3 +194,37 @@ def test_latency_needs_execution_that_saves_time() -> None:
     model, x = build("mlp")
     with pytest.raises(ValueError, match="a latency budget needs execution that saves time, but: masked execution"):
         pfedgate.gate(model, x, Budget(latency_ms=5), split="flat")
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_speedup_is_checked_by_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = models.build("cnn_digits"), models.example("cnn_digits", batch=32)
+    monkeypatch.setattr(latency, "_milliseconds", milliseconds)
+    warnings.simplefilter("ignore", UserWarning)
+    overhead = 0.2
+
+    def in_turn(runs: Any, x: Tensor) -> list[float]:
+        """A device on which gated passes take longer than the fit says."""
+        gated = runs[1]
+        gated(x)
+        return [2.0, overhead + 1 + gated.last.density]
+
+    monkeypatch.setattr(latency, "_in_turn", in_turn)
+    gated = pfedgate.gate(model, x, Budget(speedup=1.25))
+    assert gated.budget.speedup is None
+    assert gated.budget.latency_ms is not None
+    assert gated.budget.latency_ms <= 2.0 / 1.25 - overhead + 0.1
+    gated(x)
+    assert gated.last is not None
+    assert overhead + 1 + gated.last.density <= 2.0 / 1.25
+    with pytest.raises(pfedgate.InfeasibleBudget, match="a speedup of 3 is out of reach on this device"):
+        gated.rebudget(Budget(speedup=3))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_real_speedup() -> None:
+    gated = pfedgate.gate(models.build("cnn_cifar10"), (64, 3, 32, 32), Budget(speedup=1.1))
+    x = torch.randn(64, 3, 32, 32)
+    assert gated.verify(x)["counted"] < 1
+    assert gated.last is not None
+    assert gated.last.cost["latency_ms"] <= gated.plan.costs.dense_ms / 1.1

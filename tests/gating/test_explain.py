@@ -180,7 +180,8 @@ def test_the_plan_is_a_table() -> None:
     assert conv.split()[1:] == ["64", "11", "1", "51,264", "10,240,000", "57,600"]
     (total,) = [line for line in lines if line.startswith("total")]
     assert total.split()[3] == "256,830"
-    assert lines[-2].startswith("smallest feasible: params 0.0")
+    (params,) = [line for line in lines if line.startswith("params")]
+    assert params.split() == ["params", "256,830", "100.0%", "0.5%"]  # whole, reducible, smallest
     assert lines[-1] == f"gate: {gated.gate.size:,} parameters, {gated.gate.size / 256830:.1%} of the model"
     assert gated.gate.size <= 0.063 * 256830
     assert len({len(line) for line in lines[1 : lines.index(total) + 1]}) == 1

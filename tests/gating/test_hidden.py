@@ -181,11 +181,15 @@ def test_hooks() -> None:
         before = gated(x)
         heard = Mock(return_value=None)
         handle = gated.model.get_submodule(place).register_forward_hook(heard)
+        with pytest.raises(RuntimeError, match=f"a hook was added around {place or 'the model itself'}"):
+            gated(x)
+        gated.execution = "masked"  # slower, and what it claims
         assert distance(gated(x), before) < 1e-5
-        assert heard.call_count == 1, place
+        assert (heard.call_count, gated.last.execution) == (1, "masked"), place  # type: ignore[union-attr]
         handle.remove()
-        gated(x)
-        assert heard.call_count == 1, place
+        gated.execution = "sliced"
+        assert distance(gated(x), before) < 1e-5
+        assert (heard.call_count, gated.last.execution) == (1, "sliced"), place  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

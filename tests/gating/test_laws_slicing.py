@@ -156,7 +156,27 @@ def test_a_submodule_in_evaluation_while_the_rest_trains() -> None:
     for gated in (sliced, masked):
         gated.train()
         gated.model.a.eval()
-    check_sliced(sliced, masked, x)  # with dropout the two would differ
+    with pytest.raises(RuntimeError, match="only some of its submodules are in training"):
+        sliced(x)
+
+
+def test_batch_norms_in_evaluation_while_the_rest_trains_are_sliced() -> None:
+    """As one fine-tunes: the pass claims what it takes."""
+    model, x = build("resnet")
+    sliced, masked = gated_pair(model.double(), x.double(), 0.5)
+    for gated in (sliced, masked):
+        gated.train()
+        for module in gated.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+    check_sliced(sliced, masked, x.double(), out=1e-9, grad=1e-8)
+    assert sliced.last is not None
+    assert sliced.last.execution == "sliced"
+    result = sliced.verify(x.double())
+    assert result["counted"] <= 1.02 * result["claimed"] < 0.6
+    sliced.plan.lives.clear()
+    sliced.execution = "masked"
+    assert sliced.verify(x.double())["claimed"] >= 1
 
 
 # -- random networks

@@ -94,10 +94,13 @@ VARIATIONS: dict[str, Case] = {
     "ditto/novel": {"algorithm": "ditto", "clients.novel": 0.25},
 }
 
+# What a number bound when old-run was interrupted.
+THEN = {share: dict.fromkeys(("params", "flops", "activation_bytes"), share) for share in (0.5, 0.7)}
 # Residuals and the schedule's memory must survive an interruption.
 RESUMED: Case = {
     **BASE, **CNN, "algorithm": "pfedgate", "train.rounds": 4, "evaluate.every": 1, "data.clients": 3,
-    "clients.fraction": 0.7, "clients.budget": [0.5, 1.0, 0.7], "clients.agg_norm": "all", "algorithm.upload": 0.4,
+    "clients.fraction": 0.7, "clients.budget": [THEN[0.5], 1.0, THEN[0.7]], "clients.agg_norm": "all",
+    "algorithm.upload": 0.4,
     "train.schedule": "plateau", "train.patience": 1, "algorithm.shift": True,
     "algorithm.blocks": 6, "algorithm.gate_lr": 0.03,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,3 +46,10 @@ def weighed_loss(out: GateOutput) -> Tensor:
 
 def changed_entries(gate: Gate, before: dict[str, Tensor]) -> set[str]:
     return {name for name, value in gate.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def milliseconds(run: Any, x: Tensor) -> float:
+    """In place of `latency._milliseconds`: what is measured must not decide whether a test passes."""
+    if isinstance(run, partial):  # a gated model with its blocks forced
+        return 1 + float(run.func.__self__.plan.live(run.args[0]).density)
+    return 2.0

@@ -14,7 +14,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 import pfedgate
 from pfedgate import models
-from pfedgate.gating.selection.budget import RESOURCES, CostModel, Group, Selector, Term
+from pfedgate.gating.selection.budget import CostModel, Group, Selector, Term
+from pfedgate.gating.selection.costs import RESOURCES
 
 Floats = NDArray[np.float64]
 KINDS = ("random", "sigmoid", "skewed", "tied", "nearly equal", "equal")
@@ -34,7 +35,7 @@ def layer(out: int | None, into: int | None, units: int, inputs: int, kernel: in
         Term("params", float(kernel * inputs * units), both),
         Term("params", float(units), one),
         Term("flops", float(2 * kernel * inputs * units * places), both),
-        Term("activation_bytes", float(4 * units * places), one),
+        *(Term(resource, float(4 * units * places), one) for resource in ("activation_bytes", "reducible_bytes")),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from pfedgate.training.workspace import flops_per_sample, saved_bytes_per_sample
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DEVICE = "device"  # a budget that follows from the client's device
-RESOURCES = ("params", "flops", "activation_bytes", "latency_ms")
+RESOURCES = ("params", "flops", "activation_bytes", "reducible_bytes", "latency_ms", "speedup")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Roster:
                 raise ValueError('clients.budget = "device" needs to know the devices: set fleet.devices')
             afford = affordable(algorithm, clock_of(source, options).fleet, options.fleet.deadline)
             return cls(ids, sizes, [afford(client, n) for client, n in zip(ids, sizes, strict=True)])
-        return cls(ids, sizes, budgets(given, ids, options.seed))
+        return cls(ids, sizes, budgets(given, ids, options.seed, others=[*source.clients, *source.novel]))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -141,8 +142,8 @@ class Roster:
         return [self.card(int(able[at])) for at in np.sort(places)]
 
 
-def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
-    """One budget for every id, in their order.
+def budgets(spec: Any, ids: Sequence[str], seed: int = 0, others: Sequence[str] = ()) -> list[Budget]:
+    """One budget for every id, in their order; `others` are clients that a mapping may name, too.
 
     number          the same for all
     list            one each, in the order of `ids`
@@ -178,6 +179,12 @@ def budgets(spec: Any, ids: Sequence[str], seed: int = 0) -> list[Budget]:
         return [_budget(value) for value in spec]
     else:
         raise TypeError(f"a budget is a number, list, mapping or path to a CSV, got {type(spec).__name__}")
+    every = {*ids, *others, "default"}
+    for client in spec:
+        if client not in every:
+            near = difflib.get_close_matches(str(client), every - {"default"}, n=1, cutoff=0.5)
+            hint = f": did you mean {near[0]!r}?" if near else f"; clients are {', '.join(sorted(every)[:9])}, ..."
+            raise ValueError(f"{where} has a budget for {client!r}, which is no client{hint}")
     for client in ids:
         if client not in spec and "default" not in spec:
             raise ValueError(f"{where} has no budget for client {client!r} and no 'default'")

@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.gating.gate.network import Gate, GateOutput
-from pfedgate.gating.latency import latency_terms
+from pfedgate.gating.latency import as_fast, latency_terms
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.selection.budget import Budget, Selector
 from pfedgate.gating.slicing.execute import Program, Sliced, fetcher, masked
-from pfedgate.gating.slicing.live import Pass, Selection
+from pfedgate.gating.slicing.live import Bools, Pass, Selection
+from pfedgate.gating.slicing.trace import quiet
 
 
 class GatedModel(nn.Module):
@@ -66,19 +68,18 @@ class GatedModel(nn.Module):
     def rebudget(self, budget: float | Mapping[str, float | None] | Budget) -> GatedModel:
         """Bind another budget (the same plan, gate and model); an infeasible one raises here.
 
-        A first latency budget measures this device for a few seconds, unless the cache knows it.
+        A first latency budget measures this device for a few seconds, unless the cache knows it. A speedup is measured
+        in any case, and becomes a budget in milliseconds that reaches it.
         """
         limit = self.plan.budget(budget)
-        if limit.latency_ms is not None and "latency_ms" not in self.plan.costs.dense():
-            self.plan.add_latency(latency_terms(self))
+        if {"latency_ms", "speedup"} & limit.bound().keys() and "latency_ms" not in self.plan.costs.dense():
+            self.plan.add_latency(*latency_terms(self))
+        if limit.speedup is not None:
+            limit = as_fast(self, limit)
         self.selector: Selector = self.plan.selector(limit)  # raises before anything has changed
         self.budget = limit
-        if not self.plan.leaves_a_choice(self.budget):
-            warnings.warn(
-                f"under {self.budget} only one selection of blocks is possible, so the gate cannot choose; "
-                "use more blocks per layer (blocks=...), a smaller first block (smallest=...) or another budget",
-                stacklevel=3,
-            )
+        for text in self.plan.advice(limit):
+            warnings.warn(text, stacklevel=3)
         return self
 
     def parameters_shared(self) -> Iterator[nn.Parameter]:
@@ -98,18 +99,46 @@ class GatedModel(nn.Module):
         self._taker = weakref.ref(optimizer)
 
     def explain(self) -> str:
-        """Where execution is not sliced, and why."""
+        """Everything that is not skipped, why, and the share of each resource that each place holds back."""
         network = self.plan.network
         if network is None:
             return f"masked execution: {self.plan.how} blocks cut through units, so nothing can be left out"
         if network.program is None:
             return f"masked execution: {network.reason}"
         head = "sliced execution" if self.execution == "sliced" else "masked execution, as asked for; sliced would be"
-        if not network.notes:
+        rows = self.plan.held
+        if not rows:
             return f"{head} everywhere: dropped units are never computed"
-        width = max(len(place) for place, _ in network.notes)
-        lines = [f"  {place.ljust(width)}  {reason}" for place, reason in network.notes]
+        width = max(len(place) for place, *_ in rows)
+        lines = [f"  {place.ljust(width)}  {reason}{shares}" for place, reason, shares in rows]
         return "\n".join([f"{head} everywhere, except at:", *lines])
+
+    def verify(self, x: Tensor) -> dict[str, float]:
+        """Count the FLOPs of a forward pass, and raise if they are more than `last.cost` claims; for debugging.
+
+        >>> import pfedgate
+        >>> model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(8, 64)
+        >>> pfedgate.gate(model, x, 0.5).verify(x)["counted"] < 0.52
+        True
+        """
+        counts = []
+        with torch.no_grad(), quiet(x.device):
+            buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
+            for module in (self.model, self):
+                with FlopCounterMode(display=False) as counter:
+                    module(x)
+                counts.append(counter.get_total_flops())
+            for name, buffer in self.named_buffers():
+                buffer.copy_(buffers[name])
+        assert self.last is not None
+        share, gate = (self.last.cost["flops"] if self.execution == "sliced" else 1.0), self.gate.flops * len(x)
+        result = {"counted": counts[1] / counts[0], "claimed": share + gate / counts[0]}
+        if result["counted"] > 1.02 * result["claimed"]:
+            raise RuntimeError(
+                f"{self.execution} execution takes {result['counted']:.3f} of the dense model's FLOPs, but claims "
+                f"{result['claimed']:.3f}: please report the model, and use execution='masked' until it is mended"
+            )
+        return result
 
     def select(self, x: Tensor) -> tuple[Selection, GateOutput]:
         """Ask the gate about a batch and choose the blocks that fit the budget (the one host copy of a step)."""
@@ -134,7 +163,17 @@ class GatedModel(nn.Module):
         if self.straight_through == "kept":
             through = through * blocks
         live = self.plan.lives[mask.tobytes()]
-        return Selection(mask, out.weights, out.importance, out.weights * through, live, out.shift)
+        adapted, limits = out.weights * through, self.selector.limits
+        return Selection(mask, out.weights, out.importance, adapted, live, out.shift, self.execution, limits)
+
+    def forced(self, mask: Bools, x: Tensor) -> Any:
+        """The output with these blocks kept, whatever the gate says: what a selection takes can be measured."""
+        out = self.gate(x)
+        weights = out.weights * torch.from_numpy(mask).to(out.weights)
+        live = self.plan.live(mask)
+        return self._runner(Selection(mask, out.weights, out.importance, weights, live, out.shift))(
+            x, weights, out.shift
+        )
 
     def forward(self, x: Tensor) -> Any:
         """The adapted model's output for a batch."""
@@ -188,7 +227,12 @@ class GatedModel(nn.Module):
         if self.execution == "sliced":
             if self._program is None or self._program.model is not self.model:
                 self._program = Program(self.model, self.plan, self.compensate)
-            program = None if self._program.differs() else self._program
+            program = self._program
+            if (change := program.changed()) is not None:
+                raise RuntimeError(
+                    f"the model is not as it was wrapped: {change}, which slicing would miss. Undo it, wrap the model "
+                    "again, or set execution = 'masked' (which saves nothing)"
+                )
         fetch = fetcher(live, leaves)
 
         def run(x: Tensor, weights: Tensor, shift: Tensor | None = None) -> Any:
@@ -209,7 +253,8 @@ class GatedModel(nn.Module):
             state.pop(name, None)
         twin.__dict__.update(copy.deepcopy(state, memo))
         twin._forget()
-        twin.selector = self.selector  # has no state, as the plan
+        if "selector" in self.__dict__:  # it has no state, as the plan; it is missing while latency is measured
+            twin.selector = self.selector
         return twin
 
     def __reduce__(self) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from pfedgate.gating.slicing.axes import Segments, is_dense
 from pfedgate.gating.slicing.live import Bools, Ints, Live, Lives, constant
 from pfedgate.gating.splitters import Split, axis_blocks
 
+FOLLOWED = 3  # selections that are tried for the most parameters
+STARVED = 0.5  # share of their own budget below which another resource starves the parameters
+SHOWN = 0.001  # share of a resource from which on a place that holds it back is listed
 _HEAD = ("layer", "units", "blocks", "kept", "params", "FLOPs/sample", "act. bytes")
 
 
@@ -54,14 +58,11 @@ class BlockPlan:
         self.optional = np.array(optional, np.int64)
         self.costs = CostModel(tuple(groups), tuple(terms))
         dense, smallest = self.costs.dense(), self.costs.smallest()
-        self.resources = tuple(
-            r
-            for r in ("params", "flops", "activation_bytes")
-            if dense.get(r, 0.0) > 0 and (r == "params" or smallest.get(r, 0.0) < dense[r])
-        )
+        able = [r for r, whole in dense.items() if whole > 0 and (r == "params" or smallest[r] < whole)]
+        self.resources = tuple(r for r in able if r != "activation_bytes")
         self.lives = Lives(self)
         self._selectors: dict[Budget, Selector] = {}
-        self._choices: dict[Budget, bool] = {}
+        self._advice: dict[Budget, list[str]] = {}
         self._blocks: dict[tuple[str, torch.device], Tensor] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BlockPlan:
@@ -92,12 +93,19 @@ class BlockPlan:
                 key = (resource, tuple(sorted(spaces)))
                 terms[key] = terms.get(key, 0.0) + c
 
+        # What each layer of a transformer adds to, and reads through a layer norm, is thin for all or for none.
+        spaces = self.network.spaces
+        streams = {s for s in self.cuts if "layer norm" in spaces[s].consumers and len(spaces[s].producers) > 1}
         for name, shape in self.shapes.items():
             add("params", float(math.prod(shape)), self.axes.get(name, {}).values())
         for operation in self.network.operations:
             add("flops", operation.flops, (operation.written, operation.read))
         for activation in self.network.activations:
             add("activation_bytes", activation.nbytes, (activation.segments,))
+            alone = [s for s in activation.segments if s.space is not None and s.space not in streams]
+            if alone:
+                share = sum(s.length for s in alone) / sum(s.length for s in activation.segments)
+                add("reducible_bytes", activation.nbytes * share, (tuple(alone),))
         return groups, [Term(resource, c, spaces) for (resource, spaces), c in terms.items()], optional
 
     def _loose(self) -> tuple[list[Group], list[Term], list[int]]:
@@ -121,12 +129,12 @@ class BlockPlan:
         if isinstance(value, Budget) and value in self._selectors:
             return value
         budget = Budget.of(value, self.resources)
-        for resource in budget.bound():
-            if resource != "latency_ms" and resource not in self.costs.dense():
-                raise ValueError(
-                    f"{self.how} blocks are masked, not skipped, so they save no {resource}: "
-                    f"bind {' or '.join(self.resources)}, or use split='unit' on a model that can be traced"
-                )
+        work = budget.bound().keys() - {"params", "latency_ms", "speedup"}
+        if work and "flops" not in self.costs.dense():
+            raise ValueError(
+                f"{self.how} blocks are masked, not skipped, so they save no {' or '.join(sorted(work))}: "
+                "bind params, or use split='unit' on a model that can be traced"
+            )
         return budget
 
     def selector(self, value: float | Mapping[str, float | None] | Budget) -> Selector:
@@ -163,20 +171,52 @@ class BlockPlan:
             )
         return Selector(self.costs, replace(budget, flops=limit - extra))
 
-    def leaves_a_choice(self, value: float | Mapping[str, float | None] | Budget) -> bool:
-        """False if blocks must be dropped and only one selection is possible; remembered, as selectors are."""
-        budget = self.budget(value)
-        if budget not in self._choices:
-            selector = self.selector(budget)
-            self._choices[budget] = selector.solver == "everything fits" or selector.reachable_masks(2) > 1
-        return self._choices[budget]
+    def advice(self, budget: Budget) -> list[str]:
+        """What a user should know about a budget: no choice is left, or a resource starves another; remembered."""
+        if budget not in self._advice:
+            selector, texts = self.selector(budget), []
+            if selector.solver != "everything fits" and selector.reachable_masks(2) == 1:
+                texts.append(
+                    f"under {budget} only one selection of blocks is possible, so the gate cannot choose; "
+                    "use more blocks per layer (blocks=...), a smaller first block (smallest=...) or another budget"
+                )
+            limits, dense = selector.limits, self.costs.dense()
+            if limits.get("params", math.inf) < dense["params"]:
+                spent = self._most_params(selector)
+                first = max(limits, key=lambda r: spent[r] / limits[r])
+                if spent["params"] < STARVED * limits["params"] and first != "params":
+                    rest = {name: value for name, value in budget.bound().items() if not name.endswith("_bytes")}
+                    remedy = "raise that bound"
+                    if first.endswith("_bytes"):
+                        remedy = (
+                            f"if memory allows it, or with gated.microbatches, bind the others alone: {Budget(**rest)}"
+                        )
+                    texts.append(
+                        f"under {budget} {first} binds first, so that a batch uses at most "
+                        f"{spent['params'] / dense['params']:.3f} of the parameters, not the "
+                        f"{limits['params'] / dense['params']:.3f} that it may: {remedy}"
+                    )
+            self._advice[budget] = texts
+        return self._advice[budget]
 
-    def add_latency(self, terms: tuple[Term, ...]) -> None:
+    def _most_params(self, selector: Selector) -> dict[str, float]:
+        """What is spent by a selection with about as many parameters as the other resources let it have."""
+        cost, groups, best = self.costs.polynomials["params"], self.costs.groups, self.costs.smallest()
+        # Weights belong to pairs of layers: begin with equal shares of all, then follow the slope.
+        worth = [np.diff(np.log(group.first + group.step * np.arange(group.count + 1) + 1e-9)) for group in groups]
+        for _ in range(FOLLOWED):
+            counts = self.costs.kept(selector.select(np.concatenate(worth)))
+            best = max(best, self.costs.cost(counts), key=lambda spent: spent["params"])
+            slope = cost.linear + cost.both @ [group.live(k) for group, k in zip(groups, counts, strict=True)]
+            worth = [np.full(group.count, slope[g] * group.step) for g, group in enumerate(groups)]
+        return best
+
+    def add_latency(self, terms: tuple[Term, ...], dense_ms: float) -> None:
         """Make latency a resource that can be bound, by terms measured on this device (see `latency.py`)."""
         others = tuple(term for term in self.costs.terms if term.resource != "latency_ms")
-        self.costs = replace(self.costs, terms=(*others, *terms))
+        self.costs = replace(self.costs, terms=(*others, *terms), dense_ms=dense_ms)
         self._selectors.clear()
-        self._choices.clear()
+        self._advice.clear()
         self.lives.clear()
 
     def live(self, mask: Bools) -> Live:
@@ -207,6 +247,37 @@ class BlockPlan:
         """The layer that writes a set of units."""
         assert self.network is not None
         return self.network.spaces[space].producers[0][1]
+
+    @cached_property
+    def held(self) -> list[tuple[str, str, str]]:
+        """Places where nothing, or not all, is skipped: (place, reason, what it holds back), the dearest first."""
+        if self.network is None:
+            return []
+        reasons: dict[str, list[str]] = {}
+        for place, reason in self.network.notes:
+            reasons.setdefault(place, []).append(reason)
+        dense = self.costs.dense()
+        spent: dict[str, dict[str, float]] = {place: {} for place in reasons}
+
+        def add(place: str, resource: str, amount: float) -> None:
+            row = spent.setdefault(place, {})
+            row[resource] = row.get(resource, 0.0) + amount / dense[resource]
+
+        for operation in self.network.operations:
+            if is_dense(operation.written) and is_dense(operation.read):
+                add(operation.place, "flops", operation.flops)
+        for activation in self.network.activations:
+            add(activation.place, "activation_bytes", activation.nbytes * is_dense(activation.segments))
+        for name, shape in self.shapes.items():
+            if not self.axes.get(name):
+                add(name.rpartition(".")[0] or name, "params", math.prod(shape))
+        rows = []
+        for place, shares in sorted(spent.items(), key=lambda row: -max(row[1].values(), default=0.0)):
+            texts = [f"{share:.1%} of {r}" for r, share in shares.items() if share >= SHOWN]
+            if place in reasons or texts:
+                reason = "; ".join(reasons.get(place, ["neither what it reads nor what it writes can be left out"]))
+                rows.append((place, reason, f" ({', '.join(texts)})" if texts else ""))
+        return rows
 
     # -- printing
     @property
@@ -258,9 +329,11 @@ class BlockPlan:
             for line in table
         ]
         rule = "-" * len(lines[0])
-        smallest, dense = self.costs.smallest(), self.costs.dense()
-        floor = ", ".join(f"{r} {smallest[r] / dense[r]:.3f}" for r in self.resources)
-        foot = [f"smallest feasible: {floor}"]
+        smallest, foot = self.costs.smallest(), [f"{'resource':18}{'whole':>14}{'reducible':>11}{'smallest':>10}"]
+        for resource, amount in self.costs.dense().items():
+            if amount:
+                share, least = 1 - self.costs.fixed(resource) / amount, smallest[resource] / amount
+                foot.append(f"{resource:18}{amount:14,.0f}{share:11.1%}{least:10.1%}")
         if self.gate_size:
             foot.append(f"gate: {self.gate_size:,} parameters, {self.gate_size / self.size:.1%} of the model")
         return "\n".join([f"{self.how} blocks", lines[0], rule, *lines[1:-1], rule, lines[-1], *foot])

@@ -46,6 +46,7 @@ class HeteroFL(Algorithm):
     adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
     paper = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
+    budgeted = True
     shares = "the first units of every layer, as many as the budget allows"
     grid: ClassVar = {"level": (None, "b")}
 

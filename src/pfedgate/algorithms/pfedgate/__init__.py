@@ -67,6 +67,7 @@ class PFedGate(Algorithm):
     gate: GateConfig = field(default_factory=lambda: GateConfig(ranking="nested", initial_bias=0.85))
 
     paper = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
+    budgeted = True
     shares = "the parts of the model that were live"
     keeps = "the gate"
     reads_batches = True
@@ -277,10 +278,10 @@ class PFedGate(Algorithm):
             value = {name: bound for name, bound in value.items() if name != "upload"}
         plain = self.resources != "all" and isinstance(value, float | int)
         budget = Budget.of(value, tuple(self.resources.split("+"))) if plain else plan.budget(value)
-        if self._size is None or budget.activation_bytes is None:
+        if self._size is None:
             return budget
-        more = budget.activation_bytes * self.task.batch / self._size
-        return replace(budget, activation_bytes=min(more, 1.0) if budget.activation_bytes <= 1 else more)
+        more = {n: v * self.task.batch / self._size for n, v in budget.bound().items() if n.endswith("_bytes")}
+        return replace(budget, **{n: v if budget.bound()[n] > 1 else min(v, 1.0) for n, v in more.items()})
 
     def _load(
         self, got: State, private: State, card: Card, device: torch.device = CPU, predicting: bool = False

@@ -59,7 +59,7 @@ def _leads(plan: BlockPlan, budget: Budget) -> list[Tensor]:
     if bound == {"params"}:
         dense = {row.layer for row in plan.rows if row.flops > 4 * row.params}
         return [torch.full((group.count,), float(group.name in dense)) for group in groups]
-    if not bound <= plan.costs.dense().keys():  # latency that has not been measured yet
+    if bound & {"latency_ms", "speedup"} and "latency_ms" not in plan.costs.dense():  # not measured yet
         return [torch.zeros(group.count) for group in groups]
     # The product of all live shares is to be largest: a block adds a logarithm, exactly.
     live = [np.maximum(1, group.first + group.step * np.arange(group.count + 1)) for group in groups]

@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from pfedgate.core.errors import unknown
-from pfedgate.gating.selection.costs import RESOURCES, Bools, CostModel, Floats, Group, Problem, Term
+from pfedgate.gating.selection.costs import Bools, CostModel, Floats, Group, Problem, Term
 from pfedgate.gating.selection.exact import Frontier, Programme
 from pfedgate.gating.selection.prices import Prices
 
-__all__ = ["RESOURCES", "Budget", "CostModel", "Group", "InfeasibleBudget", "Selector", "Term"]
+__all__ = ["Budget", "CostModel", "Group", "InfeasibleBudget", "Selector", "Term"]
 
-PLAIN_NUMBER_BINDS = ("params", "flops", "activation_bytes")
+# Of activations a number binds what blocks can reduce: of all bytes of a transformer that would be a few percent of it.
+PLAIN_NUMBER_BINDS = ("params", "flops", "reducible_bytes")
 
 
 class InfeasibleBudget(ValueError):
@@ -29,32 +30,41 @@ class InfeasibleBudget(ValueError):
         self.smallest = smallest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Budget:
     """How much of each resource one batch may use; None leaves a resource free.
 
-    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `latency_ms`
-    is always absolute.
+    A number in (0, 1] is a share of the dense model's cost, a larger one is absolute. `activation_bytes`
+    counts all that a pass keeps, `reducible_bytes` what dropping blocks of single layers saves: not what
+    is always there, and not the residual stream of a transformer, which all its layers read through layer
+    norms. `latency_ms` is always absolute, and `speedup=2` is half the dense model's latency: both are
+    measured on this device.
 
     >>> Budget(params=0.3)
-    Budget(params=0.3, flops=None, activation_bytes=None, latency_ms=None)
+    Budget(params=0.3)
     """
 
     params: float | None = None
     flops: float | None = None
     activation_bytes: float | None = None
+    reducible_bytes: float | None = None
     latency_ms: float | None = None
+    speedup: float | None = None
 
     def __post_init__(self) -> None:
         for resource, value in self.bound().items():
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise TypeError(f"budget for {resource} must be a number, got {value!r}")
             if not math.isfinite(value) or value <= 0:
-                kind = "milliseconds > 0" if resource == "latency_ms" else "a share in (0, 1] or a larger absolute cost"
+                kinds = {"latency_ms": "milliseconds > 0", "speedup": "a factor > 0"}
+                kind = kinds.get(resource, "a share in (0, 1] or a larger absolute cost")
                 raise ValueError(f"budget for {resource} must be {kind}, got {value!r}; leave it out to not bind it")
 
+    def __repr__(self) -> str:
+        return f"Budget({', '.join(f'{name}={value}' for name, value in self.bound().items())})"
+
     def bound(self) -> dict[str, float]:
-        """The resources that are bound, with their values as given."""
+        """What is bound, with the values as given."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {resource: value for resource, value in values.items() if value is not None}
 
@@ -78,29 +88,34 @@ class Budget:
             )
         resources = (resources,) if isinstance(resources, str) else resources
         if not resources:
-            raise ValueError(f"a budget must bind at least one resource of {', '.join(RESOURCES)}")
-        if "latency_ms" in resources:
-            raise ValueError("latency has no share of the dense model; bind it in milliseconds: Budget(latency_ms=...)")
+            raise ValueError(f"a budget must bind at least one resource of {', '.join(f.name for f in fields(cls))}")
+        if {"latency_ms", "speedup"} & set(resources):
+            raise ValueError("latency has no share of the dense model: Budget(latency_ms=...) or Budget(speedup=...)")
         return cls._of_resources(dict.fromkeys(resources, value))
 
     @classmethod
     def _of_resources(cls, values: Mapping[str, float | None]) -> Budget:
+        names = [field.name for field in fields(cls)]
         for name in values:
-            if name not in RESOURCES:
-                raise ValueError(unknown("resource", str(name), RESOURCES))
+            if name not in names:
+                raise ValueError(unknown("resource", str(name), names))
         return cls(**values)
 
     def limits(self, costs: CostModel) -> dict[str, float]:
         """The largest allowed cost of each bound resource, as an absolute value."""
-        dense = costs.dense()
-        if self.latency_ms is not None and "latency_ms" not in dense:
-            raise ValueError("latency_ms is bound but the cost model has no latency terms; measure a profile first")
-        return {
-            resource: float(value)
-            if resource == "latency_ms" or value > 1
-            else _share_of(dense.get(resource, 0.0), float(value))
-            for resource, value in self.bound().items()
-        }
+        dense, limits = costs.dense(), dict[str, float]()
+        for name, value in self.bound().items():
+            resource, limit = name, float(value)
+            if name in ("latency_ms", "speedup"):
+                if "latency_ms" not in dense:
+                    raise ValueError(
+                        f"{name} is bound but the cost model has no latency terms; measure a profile first"
+                    )
+                resource, limit = "latency_ms", limit if name == "latency_ms" else costs.dense_ms / limit
+            elif value <= 1:
+                limit = _share_of(dense.get(name, 0.0), limit)
+            limits[resource] = min(limit, limits.get(resource, math.inf))
+        return limits
 
 
 def _share_of(dense: float, share: float) -> float:
@@ -188,13 +203,12 @@ def _solver(problem: Problem) -> Frontier | Programme | Prices | None:
 
 
 def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
-    smallest, dense = costs.smallest(), costs.dense()
-    over = {r: smallest[r] for r, limit in limits.items() if smallest.get(r, 0.0) > limit}
-    if not over:
-        return
-    parts = []
-    for resource, least in over.items():
-        limit, whole = limits[resource], dense[resource]
+    smallest, dense, over, parts = costs.smallest(), costs.dense(), dict[str, float](), []
+    for resource, limit in limits.items():
+        least, whole = smallest.get(resource, 0.0), dense.get(resource, 0.0)
+        if least <= limit:
+            continue
+        over[resource] = least
         if resource == "latency_ms":
             parts.append(f"{resource}: asked {limit:,.6g} ms, smallest feasible {_up(least):,.6g} ms")
         else:
@@ -202,12 +216,13 @@ def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
                 f"{resource}: asked {limit / whole:.4g} of the dense model ({limit:,.6g}), "
                 f"smallest feasible {_up(least / whole):.4f} ({math.ceil(least):,})"
             )
-    raise InfeasibleBudget(
-        "the blocks that are always kept alone exceed the budget: " + "; ".join(parts) + ". "
-        "Raise the budget to at least that, or keep less always (a smaller first block: smallest=...; finer blocks; "
-        "fewer layers that are kept whole).",
-        over,
-    )
+    if over:
+        raise InfeasibleBudget(
+            "the blocks that are always kept alone exceed the budget: " + "; ".join(parts) + ". "
+            "Raise the budget to at least that, or keep less always (a smaller first block: smallest=...; finer "
+            "blocks; fewer layers that are kept whole).",
+            over,
+        )
 
 
 def _up(value: float) -> float:

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-RESOURCES = ("params", "flops", "activation_bytes", "latency_ms")
+RESOURCES = ("params", "flops", "activation_bytes", "reducible_bytes", "latency_ms")
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ class CostModel:
 
     groups: tuple[Group, ...]
     terms: tuple[Term, ...]
+    dense_ms: float = math.inf  # a pass of the dense model without a gate, once it was measured
 
     def __post_init__(self) -> None:
         for term in self.terms:
@@ -166,6 +167,10 @@ class CostModel:
     def dense(self) -> dict[str, float]:
         """Cost with every block."""
         return self.cost([group.count for group in self.groups])
+
+    def fixed(self, resource: str) -> float:
+        """The cost that no block can reduce."""
+        return self.polynomials[resource].const if resource in self.polynomials else 0.0
 
     def smallest(self) -> dict[str, float]:
         """Cost without any optional block."""

@@ -97,14 +97,20 @@ class Program:
             self.homes[name] = (self.modules[place]._parameters, local)
         self.modal = any(s.train != s.evaluate for s in self.steps)
         hooked = plan.network.hooked
-        unhooked = {module for place, module in self.modules.items() if place not in hooked}
-        self.hooks = [hooks for module in unhooked for hooks in hooks_of(module)]  # empty when the model was read
+        places = {module: place for place, module in self.modules.items() if place not in hooked}
+        # Empty when the model was read.
+        self.hooks = [(hooks, place) for module, place in places.items() for hooks in hooks_of(module)]
         self.adapted: dict[str, dict[str, str]] = {}  # names of a submodule's parameters, once it was called
         self.together: dict[tuple[str, str | None], bool] = {}  # see `lie_together`
 
-    def differs(self) -> bool:
-        """Whether the model is no longer as it was read: hooks were added, or only some submodules are in training."""
-        return any(self.hooks) or (self.modal and any(m.training != self.model.training for m in self.modules.values()))
+    def changed(self) -> str | None:
+        """How the model is no longer as it was read: a hook was added, or functions do not know who trains."""
+        for hooks, place in self.hooks:
+            if hooks:
+                return f"a hook was added around {place or 'the model itself'}"
+        if self.modal and any(m.training != self.model.training for m in self.modules.values()):
+            return "only some of its submodules are in training, and functions such as F.dropout ask one of them"
+        return None
 
     def adapt(self, place: str) -> dict[str, str]:
         """Names of a submodule's parameters: its own -> those of the whole model; remembered in `adapted`."""

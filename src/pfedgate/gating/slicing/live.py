@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -207,6 +208,8 @@ class Selection:
     adapted: Tensor  # M', zero for dropped blocks
     live: Live
     shift: Tensor | None = None  # added to the outputs (GateConfig.shift)
+    execution: str = "sliced"  # or "masked": how the model runs on it
+    limits: Mapping[str, float] = field(default_factory=dict)  # of each bound resource, as an absolute cost
 
     @property
     def density(self) -> float:
@@ -222,6 +225,23 @@ class Selection:
     def units(self) -> dict[str, int]:
         """Number of live units per layer."""
         return self.live.units
+
+    @property
+    def binds(self) -> str:
+        """The resource that is nearest to its limit; nothing if all blocks are kept."""
+        spent = self.live.plan.costs.cost(self.live.counts)
+        return "" if self.kept.all() else max(self.limits, key=lambda r: spent[r] / self.limits[r], default="")
+
+    def __str__(self) -> str:
+        """What ran, and every resource beside its limit."""
+        dense, binds = self.live.plan.costs.dense(), self.binds
+        lines = [f"{self.execution}, {int(self.kept.sum())} of {len(self.kept)} blocks kept"]
+        lines.append(f"{'resource':18}{'used':>8}{'limit':>8}")
+        for resource, share in self.cost.items():
+            whole = 1.0 if resource == "latency_ms" else dense[resource]
+            limit = f"{self.limits[resource] / whole:8.3f}" if resource in self.limits else f"{'free':>8}"
+            lines.append(f"{resource:18}{share:8.3f}{limit}{'  binds' * (resource == binds)}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class NormRule(Rule):
     """Scale and shift follow the units; a subclass says along which axes it may be sliced, and computes."""
 
+    kind = "norm"
+
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         module: Any = analysis.module(node)
         layout = analysis.tensor_layout(node.args[0])
@@ -29,7 +31,7 @@ class NormRule(Rule):
         if layout is not None:
             if reason := self.misfit(module, layout.axis, len(analysis.shape(node))):
                 raise CannotSlice(reason)
-            analysis.spaces.mark(layout.segments, consumer="norm")
+            analysis.spaces.mark(layout.segments, consumer=self.kind)
         self.out = layout
         for parameter in (module.weight, module.bias):
             analysis.claim(parameter, {} if layout is None else {0: layout.segments})
@@ -69,6 +71,8 @@ class BatchNormRule(NormRule):
 
 class LayerNormRule(NormRule):
     """Statistics over all units, of which the dropped ones are zero; then scale and shift of live ones."""
+
+    kind = "layer norm"
 
     def misfit(self, module: Any, axis: int, ndim: int) -> str:
         fits = axis == ndim - 1 and module.weight is not None and len(module.normalized_shape) == 1
