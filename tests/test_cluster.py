@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from tests.support.toys import clusters, plain_mlp, task
 
+import pfedgate
 from pfedgate.algorithms import build
-from pfedgate.core.errors import ClientError
+from pfedgate.core.errors import ClientError, RecipeError
 from pfedgate.core.state import equal
 from pfedgate.core.types import Card, Round
 from pfedgate.engine.server import Options, run
@@ -82,3 +83,11 @@ def test_an_error_names_the_client(nodes: Any) -> None:
     exchange.store = type("Empty", (), {"get": staticmethod(lambda client: None)})()
     with pytest.raises((ClientError, OSError, ray.exceptions.RayTaskError), match="its disk is gone"):
         list(exchange.train({}, Round(), [[Card("c0", 3)]]))
+
+
+def test_a_recipe_runs_on_a_cluster(nodes: Any) -> None:
+    settings = {"data": {"name": "digits", "clients": 4}, "train": {"rounds": 2}}
+    alone, spread = (pfedgate.run(**settings, run={"exchange": kind}) for kind in ("auto", "ray"))
+    assert equal(alone.server, spread.server)
+    with pytest.raises(RecipeError, match="did you mean 'ray'"):
+        pfedgate.run(**settings, run={"exchange": "rya"})

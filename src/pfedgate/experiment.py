@@ -26,6 +26,7 @@ from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.types import DataShape, Example, Federation, Task
 from pfedgate.engine import server as engine
+from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.server import Callback, Options, Result, choose_device
@@ -66,9 +67,12 @@ class Experiment:
     ) -> Result:
         """Train all rounds, or those that are left in a folder."""
         parts, workers = (self.algorithm, self.federation, self.options), self.workers
+        exchange: Callable[..., engine.Exchange] = Cluster if self.recipe.run.exchange == "ray" else Endpoint
+        if exchange is Endpoint and workers > 1:
+            exchange = functools.partial(Processes, workers=workers)
         return engine.run(
             *parts,
-            exchange=functools.partial(Processes, workers=workers) if workers > 1 else Endpoint,
+            exchange=exchange,
             folder=folder,
             resume=resume,
             callbacks=[*GateLog.wanted(*parts, folder), *callbacks],

@@ -102,6 +102,7 @@ class Session:
 
     seed: int = 0  # everything random follows from it
     workers: int | str = "auto"  # processes; 1 = this one; auto = one per core where a round is worth it
+    exchange: str = "auto"  # auto = this process or workers; ray = the cores of a Ray cluster (extra ray, RAY_ADDRESS)
     device: str = "auto"  # auto, cpu, cuda, mps; auto takes the first accelerator there is
     stack: int | str = "auto"  # clients trained at once where the method can: a number, 0 = never
     checkpoint_every: int = 1  # rounds; a checkpoint is cheap beside a round
@@ -110,6 +111,8 @@ class Session:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise RecipeError(f"run.device: {unknown('device', self.device, DEVICES)}")
+        if self.exchange not in ("auto", "ray"):
+            raise RecipeError(f"run.exchange: {unknown('exchange', self.exchange, ('auto', 'ray'))}")
         for key, value, least in (("workers", self.workers, 1), ("stack", self.stack, 0)):
             if value != "auto" and (not isinstance(value, int) or value < least):
                 raise RecipeError(f'run.{key} must be "auto" or a whole number from {least} on, got {value!r}')
