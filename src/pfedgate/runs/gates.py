@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Seen:
     importance: Floats  # G
     density: float
     gate: Floats  # phi as one vector
+    batches: float = 0.0  # mean Jaccard distance between the masks of its batches
 
 
 def has_gates(algorithm: Algorithm) -> bool:
@@ -83,7 +84,18 @@ def look(
             np.asarray(view["importance"], np.float64),
             float(view["density"]),
             flat(learnt).double().numpy(),
+            jaccard(view["batches"]),
         )
+
+
+def jaccard(masks: Sequence[npt.NDArray[np.bool_]]) -> float:
+    """The mean Jaccard distance between pairs of masks: 0 where all are alike, 1 where no two share a block.
+
+    >>> jaccard([np.array([True, True, False]), np.array([True, False, True])])
+    0.6666666666666667
+    """
+    distances = [1 - (a & b).sum() / max(1, (a | b).sum()) for a, b in combinations(masks, 2)]
+    return float(np.mean(distances)) if distances else 0.0
 
 
 def layers_of(blocks: Sequence[str]) -> dict[str, list[int]]:
@@ -99,7 +111,10 @@ def layers_of(blocks: Sequence[str]) -> dict[str, list[int]]:
 
 
 def summary(seen: Sequence[Seen]) -> dict[str, Any]:
-    """Per layer the quantiles and a histogram of M and G over clients and blocks; per client the kept blocks."""
+    """Per layer the quantiles and a histogram of M and G over clients and blocks; per client the kept blocks.
+
+    `masks` counts the distinct ones, `between_clients` and `between_batches` are mean Jaccard distances.
+    """
     weights, importance = (np.stack([getattr(s, name) for s in seen]) for name in ("weights", "importance"))
     places = {"all blocks": list(range(weights.shape[1])), **layers_of(seen[0].blocks)}
     layers: dict[str, dict[str, Any]] = {}
@@ -110,7 +125,14 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
             counts, _ = np.histogram(np.clip(values, 0, top), BINS, (0.0, top))
             layers[name][symbol] = {"quantiles": quantiles, "histogram": counts.tolist(), "top": top}
     bits = {s.client: "".join("01"[int(bit)] for bit in s.kept) for s in seen}
-    return {"layers": layers, "kept": bits, "blocks": list(seen[0].blocks)}
+    return {
+        "layers": layers,
+        "kept": bits,
+        "blocks": list(seen[0].blocks),
+        "masks": len(set(bits.values())),
+        "between_clients": round(jaccard([s.kept for s in seen]), 4),
+        "between_batches": round(float(np.mean([s.batches for s in seen])), 4),
+    }
 
 
 @dataclass(frozen=True)

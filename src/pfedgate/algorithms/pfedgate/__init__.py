@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms import register
+from pfedgate.algorithms.pfedgate import masks
 from pfedgate.algorithms.pfedgate import tiles as wire
 from pfedgate.algorithms.pfedgate.personal import Personal, Setting, fresh_gate, start_at_labels, workspace
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES, SparseMean, TileMean, Tiles
@@ -60,6 +61,9 @@ class PFedGate(Algorithm):
     # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
     # only the client's labels say.
     start: Literal["labels", "random"] = "labels"
+    # With gate.candidates > 1 a client keeps the candidate with the lowest loss on so many of its samples (`masks`).
+    probe: int = 32
+    heat: float = 0.15  # it trains under one drawn by loss at first; at 0 under the best, and a few win for all
     adapt_epochs: int = 1  # a novel client's epochs, in which its gate alone is trained
     # The gate's own switches (GateConfig), with two defaults for models that nobody has trained before. Ranking
     # "nested": all clients begin with the same blocks. An initial_bias of .85 starts M at 1.4, because torch draws
@@ -82,6 +86,8 @@ class PFedGate(Algorithm):
             )
         if self.microbatches > 1 and self.variant is not None:
             raise ValueError("microbatches are ours: leave them out with variant='paper'")
+        if self.probe < 1 or self.heat < 0:
+            raise ValueError(f"probe counts samples, from 1, and heat is at least 0: not {self.probe} and {self.heat}")
         if self.start == "labels" and self.task.kind != "classification":
             warnings.warn(f'start = "labels" is skipped: {self.task.kind} has no classes to count', stacklevel=2)
         _ = self._setting  # a wrong name fails here, not on a client
@@ -93,17 +99,18 @@ class PFedGate(Algorithm):
         counted = self.start == "labels" and self.task.kind == "classification"
         if counted and self.gate.init != "ones" and self.variant is None:
             start_at_labels(personal, gate, local.train.y)
-        return under("gate/", gate)
+        return {**under("gate/", gate), **masks.new(gate)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local.card, local.device)
+        choice = masks.choose(personal, private, local, self.task, self.probe, self.heat)
         loss, live = self._fit(personal, local)
         packed, residual = self.pack(got, personal.vector(), live, private, local.card)
         q = float(self.tiles.sizes[packed[BLOCKS].long()].sum()) / self.tiles.length
         shared = {**packed, **clone(persistent_buffers(personal.gated.model))}
         metrics = {"loss": loss, "q": q, "flops": personal.flops, **personal.stats()}
-        return Update(shared, local.n, metrics), {**under("gate/", personal.gate_state()), **residual}
+        return Update(shared, local.n, metrics), {**under("gate/", personal.gate_state()), **choice, **residual}
 
     def _fit(self, personal: Personal, local: Local) -> tuple[float, Tensor]:
         """Train: the loss, and the tiles that were live.
@@ -169,20 +176,28 @@ class PFedGate(Algorithm):
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client trains its gate; the shared model stays as it is."""
         personal = self._load(got, private, local.card, local.device)
+        choice = masks.choose(personal, private, local, self.task, self.probe, 0.0)
         stepper = self._stepper(personal, local)
 
         def step(batch: Batch) -> Tensor:
             return personal.step(stepper, self.task.loss, batch, self._size, gate_alone=True)
 
         loop(self.task, local, step, epochs=self.adapt_epochs)
-        return under("gate/", personal.gate_state())
+        return {**under("gate/", personal.gate_state()), **choice}
 
     def personalise(self, got: State, private: State, local: Local) -> State:
-        """With gate.scope="client": what the gate makes of all of the client's training data."""
-        if self.gate.scope != "client":
+        """A client that was never asked to train chooses its candidate.
+
+        With gate.scope="client": what the gate makes of all of the client's training data.
+        """
+        if self.gate.scope != "client" and private.get("masks/due") != 0:
             return private
         gate = under("gate/", self._workspace(local.device, predicting=True).gate_state())
         personal = self._load(got, {**gate, **private}, local.card, local.device, predicting=True)
+        if private.get("masks/due") == 0:
+            masks.choose(personal, private, local, self.task, self.probe, 0.0)
+        if self.gate.scope != "client":
+            return under("gate/", personal.gate_state())
         batches: list[Tensor] = []
 
         def keep(batch: Batch) -> Tensor:
@@ -207,8 +222,11 @@ class PFedGate(Algorithm):
         assert isinstance(personal, Personal)
         gated = personal.gated
         with torch.no_grad():
-            selection, _ = gated.select(local.prepare(local.train.x[:512]))  # more would hardly move a mean
+            x = local.prepare(local.train.x[:512])  # more would hardly move a mean
+            batches = [gated.select(part)[0].kept for part in torch.split(x, self.task.batch)]
+            selection, _ = gated.select(x)
         return {
+            "batches": batches,
             "blocks": [block.name for block in gated.plan.blocks],
             "kept": selection.kept,
             "weights": selection.weights.numpy(),

@@ -106,13 +106,32 @@ class Personal(nn.Module):
                     values.append(value.detach())
                 value = torch.stack(values).sum()
         optimizer.step_gate() if gate_alone else optimizer.step()
-        last = self.gated.last
-        assert last is not None
         dense = flops_per_sample(self.task_model, None, batch.x.shape[1:], batch.x.dtype, True)
-        share = last.cost.get("flops", 1.0) if self.gated.execution == "sliced" else 1.0
-        self.flops += batch.n * (dense * share + 6.0 * self.gated.gate.fc.weight.numel())
-        self._densities.append(last.density)
+        self.flops += batch.n * (dense * self._share + 6.0 * self.gated.gate.fc.weight.numel())
+        assert self.gated.last is not None
+        self._densities.append(self.gated.last.density)
         return value
+
+    @torch.no_grad()
+    def losses(self, loss: Loss, batch: Batch) -> Tensor:
+        """The loss of every sample under every candidate of the gate, ``[candidates, N]``; changes nothing."""
+        gate, results = self.gated.gate, []
+        before, training = gate.choice.clone(), self.gated.training
+        self.gated.eval()
+        forward = flops_per_sample(self.task_model, None, batch.x.shape[1:], batch.x.dtype, False)
+        for candidate in range(gate.candidates):
+            gate.choice.fill_(candidate)
+            results.append(loss(self.gated(batch.x), batch.y))
+            self.flops += batch.n * (forward * self._share + 2.0 * gate.fc.weight.numel())
+        gate.choice.copy_(before)
+        self.gated.train(training)
+        return torch.stack(results)
+
+    @property
+    def _share(self) -> float:
+        """The last pass's FLOPs as a share of the dense model's."""
+        assert self.gated.last is not None
+        return self.gated.last.cost.get("flops", 1.0) if self.gated.execution == "sliced" else 1.0
 
     def live_tiles(self, optimizer: LiveOptimizer) -> Tensor:
         """Tiles that were live in at least one step."""

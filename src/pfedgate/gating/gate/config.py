@@ -59,6 +59,10 @@ class GateConfig:
     initial_bias: float = 0.0
     # In which order G ranks the blocks of a layer at first (see start.py); "random": by chance, other ones per batch.
     ranking: Literal["magnitude", "nested", "random"] = "magnitude"
+    # Rankings to choose among, instead of a G of its own for every block (see start.py). 1: a G for every block.
+    candidates: int = 1
+    # Share of a layer's kept blocks that all candidates have in common; their other blocks differ.
+    core: float = 0.5
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -72,6 +76,12 @@ class GateConfig:
                 "GateConfig needs max_share > 0 and 0 < weight_range <= 1 (M must not turn negative), "
                 f"got {self.max_share} and {self.weight_range}"
             )
+        if self.candidates < 1 or not 0 <= self.core <= 1:
+            raise ValueError(
+                f"GateConfig needs candidates >= 1 and 0 <= core <= 1, got {self.candidates} and {self.core}"
+            )
+        if self.candidates > 1 and (self.ranking == "random" or self.paths == 1):
+            raise ValueError("candidates are rankings: they need paths=2 and ranking 'nested' or 'magnitude'")
         if self.pool is not None and self.pool < 0:
             raise ValueError(f"GateConfig.pool must be positive, 0 (none) or None (automatic), got {self.pool}")
         if self.weight_range != 1 and self.activation not in ("centred", "linear"):

@@ -47,6 +47,8 @@ class Gate(nn.Module):
     (5418, torch.Size([53]))
     """
 
+    rankings: Tensor
+    choice: Tensor
     client_features: Tensor
     client_mean: Tensor
     client_var: Tensor
@@ -72,7 +74,8 @@ class Gate(nn.Module):
             raise ValueError("GateConfig.shift adds one value per class: pass classes=...")
         self.config, self.blocks, self.model_size, self.model_flops = config, blocks, model_size, model_flops
         self.classes = (classes or 0) if config.shift else 0
-        self.paths = config.paths
+        self.candidates = config.candidates if config.candidates > 1 else 0
+        self.paths = 1 if self.candidates else config.paths
         self.reader = self._fit(example, embedding)
         # Only scope "batch" may depend on who else is in the batch.
         track = config.scope == "batch"
@@ -86,6 +89,9 @@ class Gate(nn.Module):
         self.post_norm: BlockNorm | None = None
         if config.post_norm != "none":
             self.post_norm = BlockNorm(self.paths, blocks, kind=config.post_norm, track=track)
+        if self.candidates:
+            self.register_buffer("rankings", torch.full((self.candidates, blocks), 0.5))  # G under each candidate
+            self.register_buffer("choice", torch.tensor(0))  # the candidate in use
         if config.scope == "client":
             channels, positions = self.reader.channels, self.reader.positions
             self.register_buffer("client_features", torch.zeros(channels, positions))
@@ -143,7 +149,11 @@ class Gate(nn.Module):
             weights = 2 * weights if config.weight_range == 1 else 1 + 2 * config.weight_range * (weights - 0.5)
         elif config.activation == "linear":
             weights = 1 + config.weight_range * weights
-        return GateOutput(weights, weights if self.paths == 1 else importance, shift)
+        if self.candidates:
+            importance = self.rankings[self.choice]
+        elif self.paths == 1:
+            importance = weights
+        return GateOutput(weights, importance, shift)
 
     @torch.no_grad()
     def remember(self, batches: Iterable[Tensor]) -> None:

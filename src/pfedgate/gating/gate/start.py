@@ -12,6 +12,10 @@ of all resources, 5 of 32 channels of a first convolution and 58 of 64 of the se
 whose live shares have the largest product: doubling a narrow layer counts as much as doubling a wide one. Only if
 nothing but parameters is bound, layers whose weights work at many places (convolutions) begin ahead of the others
 instead: there a weight does more.
+
+With `candidates` a gate has several such orders to choose among. All keep equally many blocks of a layer, a common core
+first; the rest of what each keeps is a window over the other blocks, and the windows lie evenly on a circle, so that
+every block has its share of candidates. They are disjoint where there is room.
 """
 
 from __future__ import annotations
@@ -38,19 +42,47 @@ def rank(gate: Gate, plan: BlockPlan, budget: Budget, model: nn.Module) -> None:
     >>> gated.last.kept[:10].astype(int)
     array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
     """
-    how, norm = gate.config.ranking, gate.post_norm
+    config, norm = gate.config, gate.post_norm
     whole = set(budget.bound().values()) == {1.0}
-    if how == "random" or whole or gate.config.paths < 2 or norm is None:
+    if config.ranking == "random" or whole or config.paths < 2 or (norm is None and not gate.candidates):
         return
-    path = gate.paths - 1
-    norm.weight[path] *= gate.config.initial_scale
-    sizes = _magnitudes(plan, model) if how == "magnitude" else -np.arange(len(plan.blocks))
-    first = 0
+    sizes = _magnitudes(plan, model) if config.ranking == "magnitude" else -np.arange(len(plan.blocks))
+    orders, values, first = [], [], 0
     for group, lead in zip(plan.costs.groups, _leads(plan, budget), strict=True):
         blocks = plan.optional[first : first + group.count]
-        order = blocks[np.argsort(-sizes[blocks], kind="stable")]
-        norm.bias[path, torch.from_numpy(order)] = (torch.linspace(1, -1, group.count) + lead).to(norm.bias)
+        orders.append(blocks[np.argsort(-sizes[blocks], kind="stable")])
+        values.append(torch.linspace(1, -1, group.count) + lead)
         first += group.count
+    if not gate.candidates:
+        assert norm is not None
+        norm.weight[gate.paths - 1] *= config.initial_scale
+        for order, value in zip(orders, values, strict=True):
+            norm.bias[gate.paths - 1, torch.from_numpy(order)] = value.to(norm.bias)
+        return
+    for candidate in range(gate.candidates):
+        for order, value, count in zip(orders, values, _counts(plan, budget, orders, values), strict=True):
+            order = _turned(order, count, candidate / gate.candidates, config.core)
+            gate.rankings[candidate, torch.from_numpy(order)] = torch.sigmoid(value).to(gate.rankings)
+
+
+def _counts(plan: BlockPlan, budget: Budget, orders: list[np.ndarray], values: list[Tensor]) -> list[int]:
+    """How many blocks of each group the budget keeps under these values; alike for every candidate."""
+    worth = np.zeros(len(plan.blocks))
+    for order, value in zip(orders, values, strict=True):
+        worth[order] = torch.sigmoid(value).double().numpy()
+    mask = plan.keep.copy()
+    mask[plan.optional] = plan.selector(budget).select(worth[plan.optional])
+    return plan.live(mask).counts
+
+
+def _turned(order: np.ndarray, count: int, turn: float, core: float) -> np.ndarray:
+    """An order whose first `count` blocks are a common core and a window of the others, `turn` of a circle on.
+
+    >>> [_turned(np.arange(10), 4, turn, core=0.5)[:4].tolist() for turn in (0, 0.25, 0.5, 0.75)]
+    [[0, 1, 2, 3], [0, 1, 4, 5], [0, 1, 6, 7], [0, 1, 8, 9]]
+    """
+    common = round(core * count)
+    return np.concatenate([order[:common], np.roll(order[common:], -round(turn * (len(order) - common)))])
 
 
 def _leads(plan: BlockPlan, budget: Budget) -> list[Tensor]:
