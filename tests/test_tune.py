@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -19,13 +20,14 @@ import torch
 from typer.testing import CliRunner
 
 import pfedgate
-from pfedgate import experiment
+from pfedgate import algorithms, experiment
 from pfedgate.cli import app
 from pfedgate.cli.base import tuned_note
 from pfedgate.config import toml
 from pfedgate.config.recipe import RecipeError, resolve
 from pfedgate.data import from_arrays
 from pfedgate.tune import Search, SearchSpec, choices, tune
+from pfedgate.tune import search as room
 from pfedgate.tune.search import JOURNAL, _study, base
 from pfedgate.tune.space import Range, axis, checked, default, space_of, values
 from pfedgate.tune.tuned import with_section
@@ -336,3 +338,45 @@ def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match=r"pip install 'pfedgate\[tune\]'"):
         search(tmp_path)
+
+
+@pytest.mark.parametrize("best", [0.07, 0.1, 0.13])
+def test_a_best_trial_at_an_edge_extends_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float) -> None:
+    """Until the best one has worse neighbours on both sides, or the steps beyond an end are used up."""
+    tried: list[float] = []
+
+    def attempt(job: room.Attempt, tick: Any = None) -> tuple[str, str]:
+        lr = job.recipe["train"]["lr"]
+        tried.append(lr)
+        trial = optuna.trial.Trial(room._study(job.journal, 1), job.id)
+        trial.report(-abs(math.log(lr / best)), 1)
+        return room.COMPLETE, ""
+
+    optuna = room._optuna()
+    monkeypatch.setattr(room, "attempt", attempt)
+    recipe = room.base(resolve({"algorithm": "fedavg", "data.clients": 2, "data.samples": 60}))
+    spec = SearchSpec("fedavg", recipe, {"train.lr": choices([0.09, 0.1, 0.11])}, search="grid")
+    searching = Search(spec, tmp_path, 3, extend=True)
+    searching.run()
+    assert tried[:3] == [0.09, 0.1, 0.11]
+    assert len(tried) <= 3 + room.FARTHER
+    if best == 0.1:
+        assert len(tried) == 3
+    else:
+        beyond = tried[3:]
+        assert beyond == sorted(beyond, reverse=best < 0.1)
+        assert all(lr < 0.09 if best < 0.1 else lr > 0.11 for lr in beyond)
+    again = Search(spec, tmp_path, 3, extend=True)
+    again.run()
+    assert len(again.trials) == len(tried), "what has ended stays ended"
+
+
+def test_settings_are_searched_on_another_seed_than_is_reported() -> None:
+    recipe = resolve({"algorithm": "fedavg", "run.seed": 4})
+    assert room.base(recipe).run.seed == 4 + room.OTHER_SEED
+
+
+def test_what_the_task_offers_can_be_searched_for_every_method() -> None:
+    for name in algorithms.names():
+        space = space_of(resolve({"algorithm": name}), care=True)
+        assert {"train.schedule", "train.correction", "train.initial_scale"} <= set(space)

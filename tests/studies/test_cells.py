@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,57 +10,95 @@ from pathlib import Path
 import pytest
 from tests.support.studies import RECIPES, made_up
 
-from pfedgate.core.version import RESULTS
-from pfedgate.runs import folder as runfolder
+from pfedgate import algorithms
 from pfedgate.studies import paper
-from pfedgate.studies.cells import Cell, version_of
+from pfedgate.studies.cells import Cell
 from pfedgate.studies.declare import SMALL, TINY, columns_of, scale_of
 from pfedgate.studies.outcome import Place
-from pfedgate.studies.sweep import Campaign, _repeats, repeated, share
+from pfedgate.studies.sweep import TUNED_WITH, Campaign, repeated, share
 
 
-def campaign(scale: str = "tiny") -> Campaign:
-    return Campaign(scale_of(scale), Path("nowhere"), recipes=RECIPES)
+def campaign(scale: str = "tiny", out: Path = Path("nowhere")) -> Campaign:
+    return Campaign(scale_of(scale), out, recipes=RECIPES)
+
+
+def searched(out: Path, scale: str = "small", **best: object) -> Campaign:
+    """A campaign all of whose searches have ended, each with these settings."""
+    mine = campaign(scale, out)
+    for study in paper.STUDIES:
+        for tuning in mine.tunings(study):
+            tuning.file.parent.mkdir(parents=True, exist_ok=True)
+            tuning.file.write_text(json.dumps({"best": best}))
+    return mine
 
 
 def keys(names: Sequence[str], scale: str = "tiny") -> list[str]:
     return [place.cell.key for name in names for place in campaign(scale).places(paper.get(name))]
 
 
-def test_every_row_of_the_paper_is_declared() -> None:
-    assert paper.names() == (
-        "table1", "table2", "table3", "table4", "table5", "table6", "table8", "table9", "table10", "table11", "table12",
-        "table13", "figure-clients", "figure-clusters", "figure-sparsity", "figure-convergence", "figure-gates",
-        "pareto",
-    )  # fmt: skip  # table 7 of the paper lists learning rates, which are the recipes' business
-    methods = {row.method for row in paper.get("table1").rows}
-    assert methods == {
-        "local_only", "fedavg", "fedavg_ft", "pfedme", "lg_fedavg", "ditto", "fedem", "fedrep", "fedper", "fedmask",
-        "heterofl", "pfedgate", "per_fedavg", "knn_per", "apfl",
-    }  # fmt: skip  # the last three are not in the paper's
+def test_every_method_is_in_both_tables() -> None:
+    """Those that tune before they predict have no model as received, and distillation needs public data."""
+    everybody = {*algorithms.names()} - {"fedmd"}
+    rows = {name: {row.method for row in paper.get(name).rows} for name in ("table-a", "table-b")}
+    assert rows["table-b"] == everybody
+    assert rows["table-a"] == {name for name in everybody if not algorithms.get(name).tunes}
     with pytest.raises(ValueError, match="did you mean 'table1'"):
         paper.get("tabel1")
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])
-def test_every_cell_has_a_recipe(scale: str) -> None:
+def test_every_cell_has_a_recipe(scale: str, tmp_path: Path) -> None:
+    mine = searched(tmp_path, scale)
     for study in paper.STUDIES:
-        for place in campaign(scale).places(study):
+        for place in mine.places(study):
             assert place.cell.recipe.algorithm.name == place.row.method
             assert place.cell.recipe.train.rounds == scale_of(scale).settings["train.rounds"]
-    budgets = [p.cell.recipe.clients.budget for p in campaign(scale).places(paper.get("table12"))]
+    budgets = [p.cell.recipe.clients.budget for p in mine.places(paper.get("table12"))]
     assert set(budgets) == {1.0, 0.5, 0.3, 0.1}
 
 
 def test_studies_share_cells() -> None:
-    first = set(keys(["table1"]))
-    assert set(keys(["table9", "figure-convergence", "figure-clients", "figure-gates", "pareto", "table10"])) <= first
+    first = set(keys(["table-b"]))
+    assert set(keys(["table-a", "table1", "table9", "figure-convergence", "figure-clients", "pareto"])) <= first
     assert set(keys(["table12"])) & first  # the column of the usual alpha
-    assert len(first) == len(paper.get("table1").rows)  # no two rows are the same run
+
+
+def test_an_option_at_its_default_is_no_part_of_the_name() -> None:
+    recipe = campaign().places(paper.get("table9"))[0].cell.recipe
+    assert recipe.train.warmup == 0
+    assert "warmup" not in Cell(recipe).tables["train"]
+    assert Cell(replace(recipe, train=replace(recipe.train, warmup=3))).tables["train"]["warmup"] == 3
+
+
+def test_rows_wait_for_their_search_and_then_take_its_settings(tmp_path: Path) -> None:
+    study, mine = paper.get("table-a"), campaign("small", tmp_path)
+    assert mine.places(study) == []
+    assert len({tuning.folder for tuning in mine.tunings(study)}) == len(mine.tunings(study))
+    places = searched(tmp_path, **{"train.lr": 0.08}).places(study)
+    recipes = {p.row.name: p.cell.recipe for p in places if p.column.name == "CIFAR-10"}
+    assert {row.name for row in study.rows} == set(recipes)
+    assert {recipe.train.lr for recipe in recipes.values()} == {0.08}
+    assert recipes["HeteroFL, s = 0.3"].algorithm.options["level"] is None
+    assert recipes["HeteroFL, s = 0.3"].clients.budget == 0.3
+    assert recipes[paper.STILL[0].name].algorithm.options["gate_lr"] == 0
+    shape = recipes["FedAvg, in the shape as s = 0.3 of all"].model.options["widths"]
+    assert len(shape) == 4
+    assert shape < (32, 64, 120, 84)
+
+
+def test_searches_are_on_another_seed_and_leave_alone_what_rows_hold_fast() -> None:
+    tunings = {t.name: t for t in campaign("small").tunings(paper.get("table-b"))}
+    assert {"fedavg", "fedavg_published", "fedrep_10_5", "pfedgate_paper_1"} <= set(tunings)
+    assert {*paper.PUBLISHED} <= {*tunings["fedavg_published"].fixed}
+    assert not tunings["fedper"].fixed
+    for name, settings in TUNED_WITH.items():
+        assert {*settings} <= {*tunings[name].fixed}
+    assert {t.recipe.train.rounds for t in tunings.values()} == {SMALL.trial_rounds}
+    assert {t.trials for t in tunings.values()} == {12}
 
 
 def test_the_key_is_what_is_run_and_nothing_else() -> None:
-    recipe = campaign().places(paper.get("table1"))[1].cell.recipe
+    recipe = campaign().places(paper.get("table-a"))[1].cell.recipe
     same = replace(recipe, run=replace(recipe.run, workers=2, device="cpu", checkpoint_every=7))
     assert Cell(same).key == Cell(recipe).key
     elsewhere = replace(recipe, data=replace(recipe.data, options={**recipe.data.options, "data_dir": "/x"}))
@@ -72,74 +111,20 @@ def test_the_key_is_what_is_run_and_nothing_else() -> None:
         assert Cell(other).key != Cell(recipe).key
 
 
-def test_a_cell_of_another_version_counts_only_when_asked(tmp_path: Path) -> None:
-    cell = campaign().places(paper.get("table1"))[5].cell
-    assert cell.recipe.algorithm.name == "ditto"
-    old = tmp_path / "digits-ditto-0123-00000000"
-    runfolder.create(old, cell.recipe)
-    assert version_of(old) == 0
-    assert cell.folder(tmp_path, any_version=True) == cell.own(tmp_path)  # not finished: no use
-    (old / "summary.json").write_text("{}")
-    assert cell.folder(tmp_path) == cell.own(tmp_path)
-    assert cell.folder(tmp_path, any_version=True) == old
-    other = replace(cell.recipe, train=replace(cell.recipe.train, lr=0.123))
-    assert Cell(other).folder(tmp_path, any_version=True) != old
-    same = old.rename(tmp_path / f"digits-ditto-0123-v{RESULTS}")  # a name from before an option was added
-    assert cell.folder(tmp_path) == same
-
-
-def test_a_new_option_at_its_default_is_the_same_run(tmp_path: Path) -> None:
-    cell = campaign().places(paper.get("table1"))[5].cell
-    lines = cell.recipe.toml(comments=False).splitlines()
-    (tmp_path / "config.toml").write_text("\n".join(line for line in lines if not line.startswith("warmup")))
-    assert cell.like(tmp_path)
-    changed = replace(cell.recipe, train=replace(cell.recipe.train, warmup=3))
-    assert not Cell(changed).like(tmp_path)
-
-
-def test_machines_share_out_all_cells_once() -> None:
-    places = [p for name in ("table1", "table3", "table9") for p in campaign().places(paper.get(name))]
-    parts = [{p.cell.key for p in share(places, f"{at}/3")} for at in (1, 2, 3)]
-    assert set().union(*parts) == {p.cell.key for p in places}
-    assert sum(map(len, parts)) == len(set().union(*parts))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert {p.row.method for p in share(places, "table3*fedem")} == {"fedem"}
-    assert share(places, "") == places
-    with pytest.raises(ValueError, match="4/3"):
-        share(places, "4/3")
-    with pytest.raises(ValueError, match=r"no cell is called so; there are .table1"):
-        share(places, "nothing")
-
-
-def test_the_best_on_validation_are_repeated() -> None:
-    study = paper.get("table1")
-    scores = {row.name: (0.9 if row.method == "pfedgate" else 0.5) - at / 1000 for at, row in enumerate(study.rows)}
-
-    def best(scores: dict[str, float], count: int | None = 5) -> list[str]:
-        return repeated(study, made_up(study, {row: {0: (s, s)} for row, s in scores.items()}), "data", count)
-
-    gates = sorted((name for name in scores if name.startswith("pFedGate")), key=lambda name: -scores[name])
-    assert best(scores)[:3] == gates[:3]  # and not five: the best baselines need a deviation as well
-    assert set(best(scores)[3:]) == {"Local", "FedAvg"}
-    assert paper.STILL.name not in best(scores | {paper.STILL.name: 1.0})
-    assert best(scores | {"FedAvg": 0.0})[-1] == "FedAvg"  # always
-    assert best(scores, None) == [row.name for row in study.rows]
-    assert best({"Local": 1.0}) == []  # not before all are there
-
-
 def test_a_seed_that_is_there_stays_when_its_row_is_no_longer_repeated(tmp_path: Path) -> None:
     """New rows may push others from the best: what was run of them is not thrown away."""
-    mine, study = Campaign(TINY, tmp_path), paper.get("table1")
+    mine, study = Campaign(TINY, tmp_path), paper.get("table-a")
     assert {place.seed for place in mine.all_places(study)} == {0}
     kept = next(place for place in mine.places(study, 1) if place.row.name == "Ditto")
-    folder = kept.cell.folder(mine.root)
+    folder = mine.folder(kept)
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text("{}")
+    for name in ("summary.json", "look-points.json"):
+        (folder / name).write_text("{}")
     assert [place.row.name for place in mine.all_places(study) if place.seed == 1] == ["Ditto"]
 
 
 def test_a_column_without_data_is_left_out_or_replaced() -> None:
-    table = paper.get("table1")
+    table = paper.get("table-a")
     assert [c.name for c, _ in columns_of(table, SMALL, ["cifar10"])] == ["CIFAR-10"]
     assert [c.name for c, _ in columns_of(paper.get("table3"), TINY)] == [
         "digits, all clients", "digits, 20 %",
@@ -148,24 +133,11 @@ def test_a_column_without_data_is_left_out_or_replaced() -> None:
         columns_of(table, SMALL, ["cifar"])
 
 
-def test_names_of_public_data_are_the_worlds() -> None:
-    places: list[Place] = campaign("small").places(paper.get("table6"))
+def test_names_of_public_data_are_the_worlds(tmp_path: Path) -> None:
+    places: list[Place] = searched(tmp_path).places(paper.get("table6"))
     public = {(p.column.data, p.row.name): p.cell.recipe.algorithm.options.get("public") for p in places}
     assert public["cifar10", "FedMD, far"] == "femnist"
     assert public["femnist", "FedMD, far"] == "cifar10"
-
-
-def test_tuned_settings_hold_but_rows_keep_what_they_are(tmp_path: Path) -> None:
-    tuned = '[tuned.heterofl]\nalgorithm.level = "b"\ntrain.lr = 0.08\n[tuned.fedmask]\nalgorithm.density = 0.3\n'
-    for name in ("cifar10-quick.toml", "femnist-quick.toml"):
-        untuned = (RECIPES / name).read_text().partition("[tuned.")[0]
-        (tmp_path / name).write_text(f"{untuned}\n{tuned}")
-    mine = Campaign(SMALL, tmp_path, ("cifar10",), recipes=tmp_path)
-    recipes = {place.row.name: place.cell.recipe for place in mine.places(paper.get("table1"))}
-    assert recipes["HeteroFL, s = 0.3"].train.lr == 0.08
-    assert recipes["HeteroFL, s = 0.3"].algorithm.options["level"] is None
-    assert recipes["HeteroFL, s = 0.3"].clients.budget == 0.3
-    assert recipes["FedMask, s = 0.5"].algorithm.options["density"] == 0.5
 
 
 def test_all_at_small_scale_is_what_two_cores_can_do() -> None:
@@ -182,7 +154,25 @@ def test_all_at_small_scale_is_what_two_cores_can_do() -> None:
     assert paper.select(["table6"], SMALL) == [paper.get("table6")]
 
 
-def test_estimates_count_the_seeds_to_come() -> None:
-    places = _repeats(paper.get("table1"), campaign("small"))
-    assert {place.seed for place in places} == {0, 1, 2}
-    assert len({place.row.name for place in places if place.seed}) == 6
+def test_machines_share_out_all_cells_once() -> None:
+    places = [p for name in ("table6", "table3", "table9") for p in campaign().places(paper.get(name))]
+    labels = [(p.label, p.cell.key) for p in places]
+    parts = [share(labels, f"{at}/3") for at in (1, 2, 3)]
+    assert set().union(*parts) == {p.cell.key for p in places} == share(labels, "")
+    assert sum(map(len, parts)) == len(set().union(*parts))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert share(labels, "table3*fedem") == {p.cell.key for p in places if p.row.name == "FedEM"}
+    with pytest.raises(ValueError, match="4/3"):
+        share(labels, "4/3")
+    with pytest.raises(ValueError, match=r"no cell is called so; there are .table6"):
+        share(labels, "nothing")
+
+
+def test_rows_near_the_best_on_validation_are_repeated() -> None:
+    study = paper.get("table9")
+    scores = {row.name: 0.5 + at / 100 for at, row in enumerate(study.rows)}
+    outcomes = made_up(study, {row: {0: (s, s)} for row, s in scores.items()})
+    last = [row.name for row in study.rows][-3:]
+    assert repeated(outcomes, "data", 0.025) == ["FedAvg", *last]
+    assert repeated(outcomes, "data", None) == [row.name for row in study.rows]
+    assert repeated(made_up(study, {"FedEM": {0: (1.0, 1.0)}}), "data", 0.025) == []  # not before all are there

@@ -1,91 +1,104 @@
-"""Claims of a study: which rows are compared, and on which seeds."""
+"""What was to be shown: which rows are compared, client by client, and how sure it is."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.support.studies import Scores, made_up
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pfedgate.studies.declare import ACC, FIRST_SEED, Claim, Row, Study
-from pfedgate.studies.outcome import Outcomes, claims, close
-from pfedgate.studies.page import _winners
-from pfedgate.studies.sweep import repeated
+from pfedgate.report.paired import paired, student
+from pfedgate.runs.folder import Run
+from pfedgate.studies.declare import Claim, Row, Study
+from pfedgate.studies.outcome import Outcomes, claims
 
-GATES, OTHERS = ("gate a", "gate b"), ("weak", "strong")
-
-
-def outcomes(scores: Scores, **claim: Any) -> Outcomes:
-    """Rows with accuracies on (validation, test) data, by seed."""
-    rows = tuple(Row(name, "pfedgate" if name in GATES else "fedavg") for name in scores)
-    return made_up(Study("t", "T", rows, claims=(Claim("ours minus theirs", GATES, **claim),)), scores)
+Rows = Mapping[str, tuple[float, float, float]]  # accuracy on validation and test data, and FLOPs
 
 
-def one_seed(*scores: tuple[float, float], **claim: Any) -> Outcomes:
-    """The two gates, weak and strong, with one seed each."""
-    rows = dict(zip((*GATES, *OTHERS), scores, strict=True))
-    return outcomes({name: {0: score} for name, score in rows.items()}, **claim)
+def outcomes(rows: Rows, claim: Claim, seeds: int = 3) -> Outcomes:
+    """Rows with three clients whose accuracies scatter around the row's."""
+    methods = {"gate": "pfedgate", "FedAvg": "fedavg", "still": "pfedgate"}
+    declared = tuple(Row(name, methods.get(name.split()[0], "ditto"), control=name == "still") for name in rows)
+    result = Outcomes(Study("t", "T", declared, claims=(claim,), point="a"))
+    for name, (val, test, flops) in rows.items():
+        for seed in range(seeds):
+            run = result.runs[name, "data", seed] = Run(Path(f"{name}-{seed}"))
+            clients = {str(at): (10.0, test + at / 100 + seed / 1000 * len(name)) for at in range(3)}
+            result._read[run.path] = {"a_val_accuracy": val, "flops": flops, "clients": clients}
+    return result
 
 
-THREE = {"gate a": [0.6, 0.7, 0.8], "gate b": [0.5, 0.5, 0.5], "strong": [0.5, 0.7, 0.6]}
-CASES = {
-    "ours is chosen on validation, the opponent on test": (
-        one_seed((0.7, 0.6), (0.6, 0.9), (0.9, 0.3), (0.0, 0.5), aim=11), 1, 10,
-    ),
-    # Seeds 1 and 2 are easy: a mean over all of them would make "weak" the best opponent and "gate b" the best gate.
-    "rows are compared on the seeds they share": (
-        outcomes({
-            "gate a": {0: (0.7, 0.6)},
-            "gate b": {0: (0.6, 0.7), 1: (0.9, 0.9), 2: (0.9, 0.9)},
-            "weak": {0: (0.5, 0.5), 1: (0.8, 0.95), 2: (0.8, 0.95)},
-            "strong": {0: (0.5, 0.65)},
-        }, aim=0), 1, -5,
-    ),
-    "a difference is the mean over shared seeds": (
-        outcomes({
-            **{name: dict(enumerate(zip(v, v, strict=True))) for name, v in THREE.items()}, "weak": {0: (0, 0)},
-        }, aim=11), 3, 10,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("result", "seeds", "points"), CASES.values(), ids=CASES)
-def test_the_best_of_ours_is_compared_with_the_hardest_opponent(result: Outcomes, seeds: int, points: float) -> None:
-    (claim,) = claims(result, "data")
-    assert (claim["ours"], claim["other"], claim["seeds"]) == ("gate a", "strong", seeds)
-    assert claim["points"] == pytest.approx(points)
-    assert claim["kept"] == (points > 0)
-    assert not claim["reached"]
-
-
-def test_no_verdict_before_every_row_is_there() -> None:
-    some = outcomes({"gate a": {0: (0.7, 0.6)}, "gate b": {0: (0.6, 0.9)}, "weak": {0: (0.9, 0.3)}, "strong": {}})
-    assert claims(some, "data") == []
+ROWS = {"FedAvg": (0.5, 0.5, 1.0), "gate a": (0.7, 0.6, 0.4), "gate b": (0.6, 0.9, 0.3), "narrow": (0.4, 0.55, 0.3),
+        "dear": (0.9, 0.8, 4.0), "still": (0.99, 0.99, 0.1)}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("ours", "chance", "close_by"), [(0.508, 1, True), (0.492, 1, True), (0.52, 1, False), (0.52, 3, True)]
+    ("claim", "ours", "other", "kept"),
+    [
+        (Claim("any"), "gate a", "dear", False),  # best on validation, hardest on test
+        (Claim("cheap", ours_flops=0.4, others_flops=0.45), "gate a", "narrow", True),
+        (Claim("cheaper", ours_flops=0.3, others_flops=0.45, must=-0.3), "gate b", "narrow", True),
+        (Claim("control", ("gate b",), ("still",)), "gate b", "still", False),
+    ],
 )
-def test_what_one_seed_cannot_tell_is_repeated(ours: float, chance: float, close_by: bool) -> None:
-    """On either side: a narrow success as much as a narrow miss."""
-    result = one_seed((0.9, ours), (0.1, 0.1), (0.2, 0.2), (0.3, 0.5), chance=chance)
-    assert close(result, "data") == (["gate a", "strong"] if close_by else [])
-    assert set(repeated(result.study, result, "data", 0)) == {"weak", "strong"} | ({"gate a"} if close_by else set())
+def test_ours_is_chosen_on_validation_and_the_opponent_on_test(claim: Claim, ours: str, other: str, kept: bool) -> None:
+    (record,) = claims(outcomes(ROWS, claim), "data")
+    assert (record["ours"], record["other"], record["kept"]) == (ours, other, kept)
+    assert record["low"] <= record["points"] <= record["high"]
+    assert record["seeds"] == 3
 
 
-@pytest.mark.parametrize(("weak", "rival"), [(0.498, True), (0.493, False)])
-def test_so_is_every_opponent_that_may_be_the_hardest(weak: float, rival: bool) -> None:
-    """Who is a point behind the hardest one will not decide, even if it is within a point of ours."""
-    assert close(one_seed((0.9, 0.5), (0, 0), (0, weak), (0, 0.505)), "data") == ["gate a", *["weak"] * rival, "strong"]
+def test_without_an_opponent_there_is_no_claim() -> None:
+    only = {name: ROWS[name] for name in ("gate a", "dear")}
+    assert claims(outcomes(only, Claim("cheap", ours_flops=0.4, others_flops=0.45)), "data") == []
 
 
-def test_the_first_seed_is_what_all_rows_have() -> None:
-    result = outcomes({"gate a": {0: (0.1, 0.2), 1: (0.3, 0.4)}, "weak": {0: (0.5, 0.6)}})
-    assert result.values("gate a", "data", ACC) == [0.2, 0.4]
-    assert [result.values(name, "data", FIRST_SEED) for name in ("gate a", "weak")] == [[0.2], [0.6]]
+def test_a_must_of_nothing_needs_the_whole_interval() -> None:
+    near = {"FedAvg": (0.5, 0.6, 1.0), "gate a": (0.7, 0.601, 0.4)}
+    (record,) = claims(outcomes(near, Claim("any"), seeds=1), "data")
+    assert record["points"] > 0
+    assert not record["kept"] or record["low"] > 0
 
 
-def test_the_best_mark_compares_rows_of_the_same_seeds() -> None:
-    """Other seeds are other data: a mean over easy ones is no victory over a row that was never run on them."""
-    seeds = {"gate a": (0.5, 0.9), "gate b": (0.4, 0.7), "weak": (0.3, 0.3), "strong": (0.8,)}
-    result = outcomes({name: {seed: (0, test) for seed, test in enumerate(tests)} for name, tests in seeds.items()})
-    assert _winners(result, "data", ACC) == {"gate a"}
-    assert _winners(result, "data", FIRST_SEED) == {"strong"}
+Accuracies = st.lists(st.floats(0, 1), min_size=2, max_size=6)
+
+
+@given(Accuracies, Accuracies)
+def test_a_difference_changes_its_sign_with_its_sides(ours: list[float], others: list[float]) -> None:
+    def clients(values: list[float]) -> Any:
+        return {0: {str(at): (float(at + 1), value) for at, value in enumerate(values)}}
+
+    there, back = paired(clients(ours), clients(others)), paired(clients(others), clients(ours))
+    assert there is not None
+    assert back is not None
+    assert (there.mean, there.low, there.high) == pytest.approx((-back.mean, -back.high, -back.low))
+    assert there.clients == min(len(ours), len(others))
+
+
+def test_only_shared_seeds_and_clients_count() -> None:
+    one = {0: {"a": (10, 0.5), "b": (30, 0.9)}, 1: {"a": (10, 0.1)}}
+    other = {0: {"a": (10, 0.4), "c": (10, 0.0)}, 2: {"a": (10, 1.0)}}
+    gap = paired(one, other)
+    assert gap is not None
+    assert (gap.mean, gap.seeds, gap.clients) == (pytest.approx(0.1), 1, 1)
+    assert gap.high == float("inf")  # one client of one seed says nothing of others
+    assert paired({0: {"a": (10, 0.5)}}, {1: {"a": (10, 0.5)}}) is None
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    random, inside = np.random.default_rng(0), 0
+    for _ in range(400):
+        seeds = random.normal(0.02, 0.01, 5)
+        ours = {s: {str(c): (10, 0.5 + d + random.normal(0, 0.02)) for c in range(20)} for s, d in enumerate(seeds)}
+        gap = paired(ours, {s: {str(c): (10, 0.5) for c in range(20)} for s in range(5)})
+        assert gap is not None
+        inside += gap.low <= 0.02 <= gap.high
+    assert 0.92 <= inside / 400 <= 0.99
+
+
+def test_students_factor() -> None:
+    assert student(4) == pytest.approx(2.776, abs=1e-3)

@@ -49,26 +49,29 @@ def drawn() -> str:
     return vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
 
 
-def test_curves_go_by_s() -> None:
+def test_curves_hold_the_budgets_of_their_kind() -> None:
     known: Any = Known(STUDY)
-    curves = figures.curves_of(figures.points_of(known, "A", COSTS["A"]["costs"]))
-    assert len(curves) == 5  # plain and with shift, of parameters and of all; HeteroFL
-    for line in curves.values():
-        budgets = [point["row"].settings["clients.budget"] for point in line]
-        assert budgets == sorted(set(budgets))
-    names = {point["row"].name for line in curves.values() for point in line}
-    assert paper.PARTS.name not in names  # another curve than that of whole batches
-    assert [len(line) for name, line in curves.items() if "pFedGate" in name] == [4] * 4
+    points = figures.points_of(known, "A", COSTS["A"]["costs"])
+    curves: dict[str, list[float]] = {}
+    for point in points:
+        for name in point["curves"]:
+            curves.setdefault(name, []).append(point["s"])
+    assert {name: sorted(budgets) for name, budgets in curves.items()} == {
+        "pFedGate, s of parameters": [0.3, 0.5, 1.0],
+        "pFedGate, s of all": [0.1, 0.3, 0.5, 1.0],
+        "pFedGate + shift, s of parameters": [1.0],
+        "pFedGate + shift, s of all": [0.3, 0.5, 1.0],
+    }
+    assert all(not point["curves"] for point in points if point["method"] != "pfedgate")
+    assert {p["flops"] for p in points if p["name"] == "FedAvg"} == {1.0}
 
 
-def test_marks_can_be_told_apart_and_read() -> None:
-    looks = figures._looks(STUDY.rows)
-    assert len({str(sorted(look.items())) for look in looks.values()}) == len(looks)
-    assert any("four microbatches" in name for name in looks)
-    assert {"FedAvg", "FedEM", "HeteroFL, over s", "HeteroFL, s = .55 mixed"} <= set(looks)
+def test_methods_that_nothing_cheaper_beats_have_their_names() -> None:
+    points = [{"name": n, "flops": f, "y": y, "curves": []} for n, f, y in (("a", 1, 5), ("b", 2, 4), ("c", 2, 6))]
+    assert figures.front([*points, {"name": "gate", "flops": 0.1, "y": 9, "curves": ["s"]}], "flops") == ["a", "c"]
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn())
-    assert set(looks) <= set(texts), "the legend names every curve and mark, uncut"
-    assert "Local: none" in texts  # a cost of nothing has no place on a logarithmic axis
+    assert {"other methods", "pFedGate + shift, s of all"} <= {*texts}
+    assert "Local" in texts  # a cost of nothing stands at the left end
 
 
 def test_a_column_without_fedavg_has_nothing_to_relate_to() -> None:

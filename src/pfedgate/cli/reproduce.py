@@ -49,9 +49,6 @@ def reproduce(
     recipes: Annotated[
         Path | None, typer.Option("--recipes", help="Folder of the recipes with the tuned settings.")
     ] = None,
-    any_version: Annotated[
-        bool, typer.Option("--any-version", "--any-code", help="Take cells that hold another version of the results.")
-    ] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Train nothing, write the pages of finished cells.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before days of work (--scale paper).")] = False,
@@ -78,12 +75,12 @@ def reproduce(
         raise ValueError("--cells runs some cells and writes no pages, --pages the other way round: give one of them")
     if estimate or (scale == "paper" and not pages):
         campaign = studies.Campaign(
-            studies.scale_of(scale), out_dir / scale, tuple(data or ()), layers, recipes, any_version, cells, workers
+            studies.scale_of(scale), out_dir / scale, tuple(data or ()), layers, recipes, cells, workers
         )
         ahead = sweep.estimate(declared, campaign)
         say(
             f"{ahead.cells} cells to run, about {sweep.long(ahead.seconds)} with {workers} at a time, "
-            f"{size(ahead.disk)} on disk ({size(ahead.peak)} while it runs). Split it with --cells 1/4, 2/4, …"
+            f"{size(ahead.disk)} on disk. Split it with --cells 1/4, 2/4, …"
         )
         if estimate or not (yes or typer.confirm("Start?", err=True)):
             return
@@ -98,7 +95,7 @@ def reproduce(
         try:
             written = studies.reproduce(
                 [study.name for study in declared], scale=scale, out=out_dir, results=results, worlds=data or (),
-                part=cells, workers=workers, over=layers, recipes=recipes, any_version=any_version,
+                part=cells, workers=workers, over=layers, recipes=recipes,
                 only_pages=pages, watch=watch,
             )  # fmt: skip
         except KeyboardInterrupt:

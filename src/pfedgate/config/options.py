@@ -213,9 +213,9 @@ def options_of(section: str, name: str = "") -> Mapping[str, Option]:
         raise RecipeError(f"[model] {unknown('model', name, [*models.names(), 'auto'])}")
     options: dict[str, Option] = {}
     for key, default in models.options(name).items():
-        kind: Any = Any if default is None or default == () else type(default)
-        if isinstance(default, (list, tuple)) and default:
-            kind = tuple[type(default[0]), ...]  # type: ignore[misc]
+        kind: Any = Any if default is None else type(default)
+        if isinstance(default, (list, tuple)):
+            kind = tuple[type(default[0]) if default else int, ...]  # type: ignore[misc]
         options[key] = Option(key, kind, default)
     return options
 

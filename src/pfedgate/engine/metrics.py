@@ -26,6 +26,7 @@ def summarise(scores: Sequence[Scored], metrics: Sequence[Metric] = (ACCURACY,))
     checked = [s for s in scores if s.val.n]
     main, *others = metrics
     ranked = sorted((s.test.score for s in tested), reverse=not main.higher)
+    worst = ranked[: -(-len(ranked) // 10)]
     mean = math.fsum(ranked) / len(ranked) if ranked else math.nan
     spread = math.fsum((a - mean) ** 2 for a in ranked) / len(ranked) if ranked else math.nan
     record: Record = {
@@ -33,6 +34,7 @@ def summarise(scores: Sequence[Scored], metrics: Sequence[Metric] = (ACCURACY,))
         main.name: _mean([(s.test.n, s.test.score) for s in tested]),
         "loss": _mean([(s.test.n, s.test.loss) for s in tested]),
         "bottom_decile": ranked[len(ranked) // 10] if ranked else math.nan,
+        "worst_tenth": math.fsum(worst) / len(worst) if worst else math.nan,
         "spread": math.sqrt(spread),
         f"val_{main.name}": _mean([(s.val.n, s.val.score) for s in checked]),
         "val_loss": _mean([(s.val.n, s.val.loss) for s in checked]),

@@ -1,7 +1,7 @@
 """Networks for images: the paper's convolutional ones, a small one for 8×8 digits, an MLP and residual networks.
 
-Convolutional ones are conv–ReLU–pool twice, then fully connected layers. `width` multiplies every hidden size, so that
-a wide network under a small budget can be compared with a narrow dense one.
+Convolutional ones are conv–ReLU–pool twice, then fully connected layers. `width` multiplies every hidden size, and
+`widths` names each: a wide network under a small budget can be compared with narrow dense ones.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from torch import Tensor, nn
 Shape = tuple[int, ...]
 
 
-def cnn_femnist(input_shape: Shape, classes: int, *, width: float = 1.0) -> nn.Module:
+def cnn_femnist(input_shape: Shape, classes: int, *, width: float = 1.0, widths: Sequence[int] = ()) -> nn.Module:
     """EMNIST and FEMNIST in the paper: conv5 32, conv5 64, fc 2048.
 
     With 62 classes it has 2,278,334 parameters; the paper's 2,171,786 is the count with 10.
     """
-    return _two_convolutions(input_shape, classes, (32, 64), (2048,), width)
+    return _two_convolutions(input_shape, classes, (32, 64), (2048,), width, widths)
 
 
-def cnn_cifar10(input_shape: Shape, classes: int, *, width: float = 1.0) -> nn.Module:
+def cnn_cifar10(input_shape: Shape, classes: int, *, width: float = 1.0, widths: Sequence[int] = ()) -> nn.Module:
     """CIFAR-10 in the paper, LeNet-like: conv5 32, conv5 64, fc 120, fc 84."""
-    return _two_convolutions(input_shape, classes, (32, 64), (120, 84), width)
+    return _two_convolutions(input_shape, classes, (32, 64), (120, 84), width, widths)
 
 
-def cnn_cifar100(input_shape: Shape, classes: int, *, width: float = 1.0) -> nn.Module:
+def cnn_cifar100(input_shape: Shape, classes: int, *, width: float = 1.0, widths: Sequence[int] = ()) -> nn.Module:
     """CIFAR-100 by the paper's parameter count: conv5 32, conv5 64, fc 2048."""
-    return _two_convolutions(input_shape, classes, (32, 64), (2048,), width)
+    return _two_convolutions(input_shape, classes, (32, 64), (2048,), width, widths)
 
 
-def lenet5_wide(input_shape: Shape, classes: int, *, width: float = 1.0) -> nn.Module:
+def lenet5_wide(input_shape: Shape, classes: int, *, width: float = 1.0, widths: Sequence[int] = ()) -> nn.Module:
     """CIFAR-100 in the authors' released commands: conv5 32, conv5 64, fc 1920, fc 504."""
-    return _two_convolutions(input_shape, classes, (32, 64), (1920, 504), width)
+    return _two_convolutions(input_shape, classes, (32, 64), (1920, 504), width, widths)
 
 
-def cnn_digits(input_shape: Shape, classes: int, *, width: float = 1.0) -> nn.Module:
+def cnn_digits(input_shape: Shape, classes: int, *, width: float = 1.0, widths: Sequence[int] = ()) -> nn.Module:
     """8×8 digits, for the demo and tests: conv3 32, conv3 64 (padded), fc 128."""
-    return _two_convolutions(input_shape, classes, (32, 64), (128,), width, kernel=3, padding=1)
+    return _two_convolutions(input_shape, classes, (32, 64), (128,), width, widths, kernel=3, padding=1)
 
 
 def _two_convolutions(
@@ -50,6 +50,7 @@ def _two_convolutions(
     channels: tuple[int, int],
     hidden: Sequence[int],
     width: float,
+    widths: Sequence[int],
     kernel: int = 5,
     padding: int = 0,
 ) -> nn.Module:
@@ -57,7 +58,9 @@ def _two_convolutions(
         raise ValueError(f"images are (channels, height, width), got {input_shape}")
     if width <= 0:
         raise ValueError(f"width multiplies the hidden sizes and must be positive, got {width}")
-    first, second = (max(1, round(size * width)) for size in channels)
+    if widths and (len(widths) != len(channels) + len(hidden) or min(widths) < 1):
+        raise ValueError(f"widths are {len(channels) + len(hidden)} hidden sizes of at least 1, got {list(widths)}")
+    first, second, *units = widths or [max(1, round(size * width)) for size in (*channels, *hidden)]
     height, breadth = (_after(_after(size, kernel, padding), kernel, padding) for size in input_shape[1:])
     if height < 1 or breadth < 1:
         raise ValueError(f"an image of {input_shape[1]}×{input_shape[2]} is too small for this network")
@@ -72,11 +75,10 @@ def _two_convolutions(
         flatten=nn.Flatten(),
     )
     features = second * height * breadth
-    for index, size in enumerate(hidden, start=1):
-        units = max(1, round(size * width))
-        layers[f"fc{index}"] = nn.Linear(features, units)
+    for index, size in enumerate(units, start=1):
+        layers[f"fc{index}"] = nn.Linear(features, size)
         layers[f"relu{index + 2}"] = nn.ReLU()
-        features = units
+        features = size
     layers["out"] = nn.Linear(features, classes)
     return nn.Sequential(layers)
 

@@ -32,7 +32,6 @@ def reproduce(
     workers: int = 1,
     over: Sequence[Mapping[str, Any]] = (),
     recipes: str | Path | None = None,
-    any_version: bool = False,
     only_pages: bool = False,
     watch: Callable[[Sweep, str | None], None] = lambda sweep, label: None,
 ) -> list[Path]:
@@ -43,12 +42,11 @@ def reproduce(
     worlds    data sets of the scale, instead of its usual ones
     part      only these cells: "1/4" (of four machines, the first), or a pattern such as "cifar10*fedavg"
     over      settings that go over every cell
-    any_version  take cells that hold another version of the results
     only_pages  run nothing: pages of the finished cells, which say how many are missing
     """
     folder, size = None if recipes is None else Path(recipes), scale_of(scale)
     declared = select(studies, size)
-    campaign = Campaign(size, Path(out) / scale, tuple(worlds), tuple(over), folder, any_version, part, workers)
+    campaign = Campaign(size, Path(out) / scale, tuple(worlds), tuple(over), folder, part, workers)
     from pfedgate.studies import page  # measuring loads torch's profiler: not in every worker
 
     cells = Sweep(campaign) if only_pages else sweep.run(declared, campaign, watch)

@@ -41,7 +41,7 @@ from pfedgate.studies import complexity
 from pfedgate.studies.cells import Cell
 from pfedgate.studies.complexity import line
 from pfedgate.studies.declare import Column, Row, Study, World, columns_of, recipe_of
-from pfedgate.studies.paper import FEDAVG, FEDEM, plain
+from pfedgate.studies.paper import FEDAVG, FEDEM, gate
 from pfedgate.studies.sweep import Campaign
 
 LATEST = "counted"  # the newest number of `Bench.costs`: records without it are measured anew
@@ -149,8 +149,7 @@ def _measure(campaign: Campaign, wanted: Mapping[str, Mapping[str, Recipe]]) -> 
             path = campaign.out / "measures" / f"{name}.json"
             record: Record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             complete = all(LATEST in cost for cost in record.get("costs", {}).values())
-            current = campaign.any_version or record.get("version") == RESULTS
-            if record.get("cells") != keys or not complete or not current:
+            if record.get("cells") != keys or not complete or record.get("version") != RESULTS:
                 began, first = time.perf_counter(), next(iter(recipes.values()))
                 costs = process.submit(measured, dict(recipes), campaign.scale.turns).result()
                 record = {
@@ -170,9 +169,9 @@ def _fresh() -> ProcessPoolExecutor:
 
 
 STEP_ROWS = (
-    FEDAVG, FEDEM, plain(1.0), *(plain(s, resources=resources) for resources in ("all", "params") for s in (0.5, 0.3)),
+    FEDAVG, FEDEM, gate(1.0), *(gate(s, resources=resources) for resources in ("all", "params") for s in (0.5, 0.3)),
 )  # fmt: skip
-COMPLEXITY_ROWS = (FEDAVG, Row("pFedHN", "pfedhn"), FEDEM, plain(0.5, resources="all"), plain(0.5))
+COMPLEXITY_ROWS = (FEDAVG, Row("pFedHN", "pfedhn"), FEDEM, gate(0.5, resources="all"), gate(0.5))
 
 
 def recipes_of(

@@ -1,33 +1,30 @@
-"""A cell of a study: one run, in a folder named by its recipe and by the version of the results.
+"""A cell of a study: one run, in a folder named by its settings and by the version of the results.
 
-Two studies that need the same run share it. Settings that cannot change a result (workers, folders) are no part of the
-name. Folders from before results had versions end with a digest of the code that made them; they count as version 0.
+Two studies that need the same run share it. What cannot change a result (workers, folders) is no part of the name, and
+neither is an option at its default: a new option leaves finished cells as they are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from pfedgate import algorithms, experiment
 from pfedgate.config import options as catalogue
-from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe, Tables, essence, resolve
-from pfedgate.core.errors import RecipeError
 from pfedgate.core.mergers import merge
 from pfedgate.core.types import Round
 from pfedgate.core.version import RESULTS
 from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import FolderBusy
-from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.endpoint import Endpoint, Scored
 from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
@@ -38,7 +35,9 @@ from pfedgate.runs import gates
 from pfedgate.runs.folder import Run
 
 WAIT = 5.0  # seconds between two looks at a cell that another process is at
-STATE = ("checkpoint.safetensors", "private")  # files of a run's folder that looks read
+STATE = ("checkpoint.safetensors", "best.safetensors", "private")  # files of a run's folder that looks read
+RATES, EPOCHS = (0.003, 0.01, 0.03, 0.05), (1, 3)  # of a client's own epochs, the best on validation for each method
+FARTHER = 2  # steps of a factor 3 beyond either end of the rates, while the best one is at that end
 
 
 @dataclass(frozen=True)
@@ -49,63 +48,24 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """The name of the run, wherever and by whatever version it is made."""
+        """The name of the run, wherever it is made."""
         content = json.dumps(self.tables, sort_keys=True).encode()
-        return f"{self._kind}-{hashlib.blake2b(content, digest_size=6).hexdigest()}"
-
-    @property
-    def _kind(self) -> str:
-        return f"{self.recipe.data.name}-{self.recipe.algorithm.name}"
+        kind = f"{self.recipe.data.name}-{self.recipe.algorithm.name}"
+        return f"{kind}-{hashlib.blake2b(content, digest_size=6).hexdigest()}"
 
     @cached_property
     def tables(self) -> Tables:
-        """All settings that its result depends on."""
-        return essence(self.recipe.tables())
+        """All settings that its result depends on and that are not the defaults."""
+        tables: Tables = {}
+        for section, table in essence(self.recipe.tables()).items():
+            options = catalogue.options_of(section, str(table.get("name", "")))
+            usual = {key: json.loads(json.dumps(option.default, default=str)) for key, option in options.items()}
+            tables[section] = {key: value for key, value in table.items() if usual.get(key, "name") != value}
+        return tables
 
-    def own(self, root: Path) -> Path:
-        """The folder in which this code runs it."""
+    def folder(self, root: Path) -> Path:
+        """The folder in which this version of the results is, or is to be."""
         return root / f"{self.key}-v{RESULTS}"
-
-    def folder(self, root: Path, *, any_version: bool = False, looks: Sequence[str] = ()) -> Path:
-        """Where it is, whether its options were named like today or not; else the folder in which it is to be run.
-
-        A folder that has all looks comes first, then one that can still be looked at.
-        """
-        own = self.own(root)
-        if finished(own, looks):
-            return own
-        others = [
-            path for path in root.glob(f"{self._kind}-*")
-            if path != own and (any_version or version_of(path) == RESULTS) and finished(path) and self.like(path)
-        ]  # fmt: skip
-        others.sort(key=lambda path: (path / "summary.json").stat().st_mtime, reverse=True)
-        folders = [own, *others]
-        looked = (path for path in folders if finished(path, looks))
-        return next(looked, next((path for path in folders if usable(path, looks)), own))
-
-    def like(self, folder: Path) -> bool:
-        """Whether a folder holds this run; options added since it was made count with their defaults."""
-        return _essence(folder / runfolder.CONFIG) == self.tables
-
-
-@lru_cache(maxsize=4096)
-def _essence(path: Path) -> Tables:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # A renamed option is no news here.
-            return essence(resolve(toml.read(path)).tables())
-    except (RecipeError, ValueError):
-        return {}
-
-
-def version_of(folder: Path) -> int:
-    """The version of the results that a cell's folder holds.
-
-    >>> version_of(Path("cells/digits-fedavg-0123456789ab-v1")), version_of(Path("digits-fedavg-0123456789ab-89abcdef"))
-    (1, 0)
-    """
-    version = re.fullmatch(r"v(\d+)", folder.name.rpartition("-")[2])
-    return int(version[1]) if version else 0
 
 
 def finished(folder: Path, looks: Sequence[str] = ()) -> bool:
@@ -115,7 +75,7 @@ def finished(folder: Path, looks: Sequence[str] = ()) -> bool:
 
 def usable(folder: Path, looks: Sequence[str] = ()) -> bool:
     """Whether a finished cell was looked at or still can be: the states of models are large and may be deleted."""
-    return finished(folder, looks) or (finished(folder) and all((folder / name).exists() for name in STATE))
+    return finished(folder, looks) or (finished(folder) and (folder / STATE[0]).exists())
 
 
 @dataclass(frozen=True)
@@ -123,8 +83,7 @@ class Job:
     """What a worker process needs to run a cell."""
 
     label: str
-    folder: Path  # the one to go on with or to look at
-    own: Path  # and the one to run in if that cannot be looked at
+    folder: Path
     recipe: Tables
     looks: tuple[str, ...] = ()
 
@@ -138,9 +97,7 @@ def work(job: Job, tick: Callable[[], None] = lambda: None) -> float:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if folder != job.own and not _readable(folder, job.looks):
-            folder = job.own
-        if folder == job.own and finished(folder) and not usable(folder, job.looks):
+        if finished(folder) and not usable(folder, job.looks):
             (folder / "summary.json").unlink()  # first: the rest that a kill leaves must not count as finished
             shutil.rmtree(folder)
         if not (folder / runfolder.CONFIG).exists():
@@ -154,35 +111,19 @@ def work(job: Job, tick: Callable[[], None] = lambda: None) -> float:
                 tick()
         for name in dict.fromkeys([*job.looks, *(ALWAYS if gated(run) and usable(folder, ALWAYS) else ())]):
             look(run, name)
-    messages = sorted({str(warning.message) for warning in caught})
-    if messages:  # Beside the run: nobody would read them on a screen that shows hundreds of cells.
+            tick()
+    if messages := sorted({str(warning.message) for warning in caught}):
+        # Beside the run: nobody would read them on a screen that shows hundreds of cells.
         write_atomically(folder / "warnings.json", json.dumps(messages, indent=1).encode())
-    tidy(run)
+    if not gated(run):  # States that no study looks at: of some methods they are gigabytes.
+        for path in (folder / name for name in STATE):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return seconds_of(run)
-
-
-def _readable(folder: Path, looks: Sequence[str]) -> bool:
-    """Whether this code can look at a cell that other code has finished: its state may be of another form."""
-    try:
-        for name in looks:
-            look(runfolder.load(folder), name)
-    except gates.UNREADABLE as error:
-        warnings.warn(f"{folder.name}: this code cannot read its state ({error}), so it is run anew", stacklevel=2)
-        return False
-    return True
 
 
 def seconds_of(run: Run) -> float:
     """The time of all rounds, evaluation included."""
     return float(sum(line["seconds"] + line["seconds_evaluation"] for line in run.timing))
-
-
-def tidy(run: Run) -> None:
-    """Drop the states of a finished run that no study looks at: of some methods they are gigabytes."""
-    if run.finished and not gated(run):
-        for name in STATE:
-            path = run.path / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def gated(run: Run) -> bool:
@@ -194,9 +135,52 @@ def look(run: Run, name: str) -> Record:
     """A look at a trained cell, taken once and then read from its folder."""
     path = run.path / f"look-{name}.json"
     if not path.exists():
-        write_atomically(path, json.dumps(LOOKS[name](run)).encode())
+        write_atomically(path, json.dumps(metrics.clean(LOOKS[name](run))).encode())
     record: Record = json.loads(path.read_text(encoding="utf-8"))
     return record
+
+
+def points(run: Run) -> Record:
+    """Scores of all clients at every point, with the models that were best on validation.
+
+    "a": as received; "b": after epochs of its own, at the rate and number best on validation; "batch_1" and
+    "per_client": as received, one sample at a time and with one decision per client.
+    """
+    plan = experiment.plan(run.recipe)
+    which = "best" if (run.path / "best.safetensors").exists() else "last"
+    server, store, roster = run.server(which), run.store(which), Roster.of(plan.federation, "clients", plan.options)
+    done = int(run.summary.get("best_round") or len(run.metrics))
+    round = Round(done - 1, plan.options.rounds, plan.options.seed)
+
+    def score(point: str, lr: float | None = None, epochs: int | None = None) -> Record:
+        task = replace(plan.algorithm.task, local_lr=lr, local_epochs=epochs)
+        reach = Endpoint(replace(plan.algorithm, task=task), plan.federation, store)
+        scores = list(reach.evaluate(server, round, roster, [point]))
+        return {"lr": lr, "epochs": epochs, **summary(scores)}
+
+    with one_thread():
+        record: Record = {"round": done, "a": score("after_broadcast")}
+        if plan.algorithm.reads_batches:
+            record |= {point: score(point) for point in ("batch_1", "per_client")}
+        grid = [score("after_local", lr, epochs) for lr in RATES for epochs in EPOCHS]
+        for _ in range(FARTHER):
+            best = max(grid, key=lambda entry: entry["val_accuracy"] or 0.0)
+            rates = sorted(entry["lr"] for entry in grid)
+            beyond = {rates[0]: rates[0] / 3, rates[-1]: rates[-1] * 3}.get(best["lr"])
+            if beyond is None:
+                break
+            grid += [score("after_local", float(f"{beyond:.2g}"), epochs) for epochs in EPOCHS]
+    best = max(grid, key=lambda entry: entry["val_accuracy"] or 0.0)
+    tried = [{name: value for name, value in entry.items() if name != "clients"} for entry in grid]
+    return {**record, "b": best, "tried": tried}
+
+
+def summary(scores: Sequence[Scored]) -> Record:
+    """The numbers of a point, and every client's."""
+    record = metrics.summarise(scores)
+    clients = {s.client: [s.test.n, round(s.test.accuracy, 6)] for s in scores if s.test.n}
+    names = ("accuracy", "bottom_decile", "worst_tenth", "val_accuracy", "density", "flops")
+    return {**{name: record[name] for name in names if name in record}, "clients": clients}
 
 
 def global_model(run: Run) -> Record:
@@ -234,5 +218,5 @@ def gate_tree(run: Run) -> Record:
     return {"tree": {**record, **tree([s.gate for s in seen])}}
 
 
-LOOKS: dict[str, Callable[[Run], Record]] = {"global": global_model, "tree": gate_tree}
+LOOKS: Mapping[str, Callable[[Run], Record]] = {"points": points, "global": global_model, "tree": gate_tree}
 ALWAYS = ("tree",)  # Every gated cell is looked at so when it ends. The others cost more, so studies ask for them.

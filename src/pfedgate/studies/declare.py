@@ -27,7 +27,9 @@ class Row:
     name: str
     method: str
     settings: Settings = field(default_factory=dict)
-    once: bool = False  # a control: never repeated with other seeds
+    control: bool = False  # shown beside the others, on no side of a claim that does not name it
+    tuned: str = ""  # the search whose settings it takes; by default its method's
+    narrow: tuple[str, float] | None = None  # trained densely on a network as cheap as a gate's: see `narrow.settings`
 
 
 @dataclass(frozen=True)
@@ -55,45 +57,54 @@ class Number:
     best: Callable[..., float] | None = max  # max, min, or None: nothing to win
     minus: str = ""
     over_first: bool = False  # divided by that of the study's first row
-    first_seed: bool = False  # takes the first seed alone, which all rows have
 
     @property
     def name(self) -> str:
         """The number's key in JSON."""
-        parts = [self.key, f"-minus-{self.minus}" if self.minus else ""]
-        return "".join([*parts, "-ratio" * self.over_first, "-first-seed" * self.first_seed])
+        return "".join([self.key, f"-minus-{self.minus}" if self.minus else "", "-ratio" * self.over_first])
 
 
 ACC = Number("best_accuracy", "Acc, %")
-FIRST_SEED = Number("best_accuracy", "Acc of the first seed, %", first_seed=True)
 WORST = Number("best_bottom_decile", "bottom decile, %")
-FIRST_WORST = Number("best_bottom_decile", "bottom decile of the first seed, %", first_seed=True)
 LAST = Number("accuracy", "last round, %")
 VALIDATION = Number("val", "best on validation, %")
-LOCAL_EPOCH = Number("accuracy_after_local", "after a further local epoch, %")
 DENSITY = Number("density", "s̄'", "{:.3f}".format, None)
 Q = Number("q", "q̄", "{:.3f}".format, None)
 UP = Number("up", "up per round", size, min)
 FLOPS = Number("flops", "compute per round", lambda value: scaled(value, "FLOP"), min)
 SECONDS = Number("seconds", "time", clock, None)
-USUAL = (ACC, WORST, LAST, LOCAL_EPOCH, DENSITY, Q, UP, FLOPS, SECONDS)
+RATIO = Number("flops", "compute, × FedAvg", "{:.2f}".format, min, over_first=True)
+USUAL = (ACC, WORST, LAST, DENSITY, Q, UP, FLOPS, SECONDS)
+
+
+def numbers_of(point: str) -> tuple[Number, ...]:
+    """The numbers of a table that shows one point of `cells.points`."""
+    scores = (
+        Number(f"{point}_accuracy", "Acc, %"),
+        Number(f"{point}_bottom_decile", "bottom decile, %"),
+        Number(f"{point}_worst_tenth", "worst tenth, %"),
+    )
+    if point == "a":
+        beside = (
+            Number("batch_1_accuracy", "one at a time, %"),
+            Number("per_client_accuracy", "a choice per client, %"),
+        )
+        return (*scores, *beside, RATIO, DENSITY, UP)
+    own = (Number("b_lr", "rate", "{:g}".format, None), Number("b_epochs", "epochs", "{:.0f}".format, None))
+    return (*scores, *own, RATIO, Number("b_flops", "own epochs", lambda value: scaled(value, "FLOP"), min))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference that matters: the best of some rows on validation data, minus the best of others on test data.
-
-    Choosing ours on validation and the opponent on test is the hardest fair comparison. Seeds are other partitions of
-    the data, some easier than others, so rows are compared on the seeds that they share.
-    """
+    """A difference that matters: the best of some rows on validation data, minus the best of others on test data."""
 
     title: str
-    ours: tuple[str, ...]
-    others: tuple[str, ...] = ()  # none: all rows that are not pFedGate
-    number: Number = ACC
-    must: float | None = 0.0  # points; 0 means more than that
+    ours: tuple[str, ...] = ()  # none: all rows of pFedGate that are no controls
+    others: tuple[str, ...] = ()  # none: all rows of other methods
+    ours_flops: float | None = None  # only rows with at most this share of FedAvg's FLOPs
+    others_flops: float | None = None
+    must: float | None = 0.0  # points; 0: the whole interval is above 0
     aim: float | None = None
-    chance: float = 1.0  # points that one seed may be off by
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,7 @@ class Study:
     columns: tuple[Column, ...] = ()
     numbers: tuple[Number, ...] = USUAL
     note: str = ""
+    point: str = ""  # of `cells.points`: what is compared client by client, with intervals
     matrix: bool = False  # columns side by side instead of a table each
     more_seeds: bool = False  # repeat with other seeds, as far as the scale does
     drop: tuple[str, str] | None = None  # also show the first of these kinds of columns minus the second
@@ -118,6 +130,11 @@ class Study:
     def looks(self) -> tuple[str, ...]:
         """Names of looks that each of its cells needs."""
         return (self.look,) if self.look else ()
+
+    @property
+    def validation(self) -> Number:
+        """The number that rows are ranked by."""
+        return Number(f"{self.point}_val_accuracy", "") if self.point else VALIDATION
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,10 @@ class Scale:
     settings: Settings
     usual: tuple[str, ...]  # worlds taken unless others are asked for
     seeds: int = 1  # that repeated studies get
-    best: int | None = None  # rows that are repeated, the best on validation (and FedAvg); None: all
+    within: float | None = None  # rows are repeated that are within so much of the best on validation; None: all
+    trials: int = 0  # of the search that every row's settings come from; 0: none, the recipes' own are taken
+    trial_rounds: int = 0
+    tuned_at: str = ""  # a smaller scale whose searches serve this one, as far as they have ended
     batches: tuple[int, ...] = (32, 128, 512)  # that table 2 has
     turns: int = 9  # that measurements of time take
     not_in_all: tuple[str, ...] = ()  # studies too long for this scale's machines: run only when they are named
@@ -167,7 +187,7 @@ TINY = Scale(
     {"train.rounds": 2, "evaluate.every": 1},
     ("digits",),
     seeds=2,
-    best=1,
+    within=0.0,
     batches=(8, 16),
     turns=1,
 )  # fmt: skip
@@ -178,6 +198,11 @@ SMALL = Scale(
         "cifar10": World(
             "CIFAR-10, 40 clients, 24,000 images", "cifar10-quick.toml",
             {"data.name": "cifar10", "data.clients": 40, "data.samples": 24000}, "photos", "femnist", 24_000, 40,
+        ),
+        "cifar100": World(
+            "CIFAR-100, 40 clients, 24,000 images", "cifar100-quick.toml",
+            {"data.name": "cifar100", "data.clients": 40, "data.samples": 24000, "data.alpha": 0.4}, "cifar10",
+            "femnist", 24_000, 40, classes=100,
         ),
         "femnist": World(
             "FEMNIST, 50 writers", "femnist-quick.toml", {"data.name": "femnist", "data.clients": 50},
@@ -190,9 +215,11 @@ SMALL = Scale(
         ),
     },
     {"train.rounds": 60, "evaluate.every": 5},
-    ("cifar10", "femnist"),
-    seeds=3,
-    best=5,
+    ("cifar10", "cifar100", "femnist"),
+    seeds=5,
+    within=0.03,
+    trials=12,
+    trial_rounds=30,
     not_in_all=("table6", "table11"),  # five passes per step, eight epochs: longer than all the others
 )  # fmt: skip
 
@@ -221,10 +248,14 @@ PAPER = Scale(
     },
     {"train.rounds": 400, "evaluate.every": 5, "evaluate.points": ["after_broadcast", "after_local"]},
     ("emnist", "femnist", "cifar10", "cifar100"),
-    seeds=3,
+    seeds=1,  # a seed is days; the small scale says what seeds change
+    tuned_at="small",
 )  # fmt: skip
 
 SCALES = {scale.name: scale for scale in (TINY, SMALL, PAPER)}
+
+
+NARROWED = ("cnn_cifar10", "cnn_cifar100", "cnn_femnist", "cnn_digits")  # models that can be narrow
 
 
 def scale_of(name: str) -> Scale:
@@ -257,15 +288,23 @@ def columns_of(study: Study, scale: Scale, worlds: Sequence[str] = ()) -> list[t
 
 
 def recipe_of(
-    row: Row, column: Column, world: World, scale: Scale, *, seed: int = 0, over: Sequence[Mapping[str, Any]] = (),
-    recipes: Path | None = None,
+    row: Row, column: Column, world: World, scale: Scale, tuned: Settings | None = None, *, seed: int = 0,
+    over: Sequence[Mapping[str, Any]] = (), recipes: Path | None = None,
 ) -> Recipe:  # fmt: skip
-    """The recipe of one cell; `over` are settings from outside and win."""
+    """The recipe of one cell; `tuned` are its search's settings, `over` are settings from outside and win."""
     stands = {"@near": world.near, "@far": world.far}
     own = {name: stands.get(value, value) if isinstance(value, str) else value for name, value in row.settings.items()}
-    last: dict[str, Any] = {"run.seed": seed, "run.keep_best": False, "run.workers": 1}
-    layers = [world.settings, scale.settings, {"clients.budget": 1.0}, column.settings, own, *over, last]
-    recipe = resolve(_file(world, recipes), {"algorithm": row.method}, *layers)
+    last: dict[str, Any] = {"run.seed": seed, "run.workers": 1}
+    file = _file(world, recipes)
+    layers = [world.settings, scale.settings, {"clients.budget": 1.0}, tuned or {}, column.settings]
+    if row.narrow is not None:
+        from pfedgate.studies.narrow import settings
+
+        model = resolve(file, *layers[:2]).model.name
+        if model in NARROWED:
+            key, value = settings(*row.narrow, model, world.classes, world.shape)
+            own = {key: value, **own}
+    recipe = resolve(file, {"algorithm": row.method}, *layers, own, *over, last)
     # The gates of a round are noted from its checkpoint, so there is one whenever models are scored.
     return replace(recipe, run=replace(recipe.run, checkpoint_every=recipe.evaluate.every or 1))
 

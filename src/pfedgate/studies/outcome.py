@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pfedgate.engine.metrics import Record
+from pfedgate.report.paired import Clients, Difference, paired, scores
 from pfedgate.runs.folder import Run
-from pfedgate.studies.cells import Cell, look, seconds_of, version_of
-from pfedgate.studies.declare import VALIDATION, Column, Number, Row, Study
+from pfedgate.studies.cells import Cell, look, seconds_of
+from pfedgate.studies.declare import VALIDATION, Claim, Column, Number, Row, Study
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Outcomes:
     study: Study
     runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)  # row, column, seed
     missing: list[Place] = field(default_factory=list)
+    untuned: list[str] = field(default_factory=list)  # rows that wait for a search
     _read: dict[Path, Record] = field(default_factory=dict)
 
     @cached_property
@@ -58,7 +60,7 @@ class Outcomes:
     def numbers(self, run: Run) -> Record:
         """All numbers of a run, by key."""
         if run.path not in self._read:
-            self._read[run.path] = _numbers(run, self.study.look)
+            self._read[run.path] = _numbers(run, self.study)
         return self._read[run.path]
 
     def values(self, row: str, column: str, number: Number) -> list[float]:
@@ -68,8 +70,7 @@ class Outcomes:
     def by_seed(self, row: str, column: str, number: Number) -> dict[int, float]:
         """The same with the seeds."""
         values = {}
-        seeds = sorted(seed for r, c, seed in self.runs if (r, c) == (row, column))
-        for seed in seeds[: 1 if number.first_seed else None]:
+        for seed in sorted(seed for r, c, seed in self.runs if (r, c) == (row, column)):
             value = _value(self.numbers(self.runs[row, column, seed]), number)
             if value is not None and number.over_first:
                 first = self.runs.get((self.study.rows[0].name, column, seed))
@@ -81,12 +82,15 @@ class Outcomes:
 
     def validation(self, row: str, column: str) -> float:
         """Mean over seeds of the best accuracy on validation data: what rows may be ranked by."""
-        return statistics.fmean(self.values(row, column, VALIDATION))
+        return statistics.fmean(self.values(row, column, self.study.validation) or [math.nan])
 
-    def versions(self, row: str | None = None, column: str | None = None) -> list[int]:
-        """Versions of the results that its cells hold, or those of a row and a column."""
-        runs = [run for (r, c, _), run in self.runs.items() if row in (None, r) and column in (None, c)]
-        return sorted({version_of(run.path) for run in runs})
+    def clients(self, row: str, column: str) -> dict[int, Clients]:
+        """Every client's accuracy by seed, at the study's point."""
+        return {s: self.numbers(run)["clients"] for (r, c, s), run in self.runs.items() if (r, c) == (row, column)}
+
+    def difference(self, ours: str, other: str, column: str) -> Difference | None:
+        """Two rows, seed by seed and client by client."""
+        return paired(self.clients(ours, column), self.clients(other, column))
 
     def table(self) -> list[dict[str, Any]]:
         """Everything as plain data: a record for every row and column."""
@@ -95,8 +99,9 @@ class Outcomes:
     def _record(self, row: str, column: str) -> dict[str, Any]:
         runs = self.seeds(row, column)
         recipe = runs[0].recipe
-        settings: dict[str, Any] = {"train.lr": recipe.train.lr, "train.rounds": recipe.train.rounds}
-        settings |= {"clients.budget": recipe.clients.budget, "model": recipe.model.name}
+        settings: dict[str, Any] = {"model": recipe.model.name, "clients.budget": recipe.clients.budget}
+        for name in ("lr", "rounds", "schedule", "correction", "initial_scale", "shift"):
+            settings[f"train.{name}"] = getattr(recipe.train, name)
         settings |= {f"algorithm.{name}": value for name, value in recipe.algorithm.options.items()}
         return {
             "row": row,
@@ -107,7 +112,6 @@ class Outcomes:
             "seeds": [run.recipe.run.seed for run in runs],
             "settings": settings,
             "cells": [run.path.name for run in runs],
-            "versions": self.versions(row, column),
         }
 
 
@@ -116,7 +120,7 @@ def _value(numbers: Mapping[str, Any], number: Number) -> float | None:
     return None if value is None or other is None else float(value) - float(other)
 
 
-def _numbers(run: Run, look_name: str) -> Record:
+def _numbers(run: Run, study: Study) -> Record:
     numbers: Record = dict(run.summary)
     records = run.metrics
     clients = sum(record["sampled"] for record in records) or 1
@@ -128,9 +132,15 @@ def _numbers(run: Run, look_name: str) -> Record:
     # A method without a density uses the whole model.
     numbers["density"] = numbers.get("density") or numbers.get("density_training") or 1.0
     numbers["seconds"] = seconds_of(run)
-    scores = [r["after_broadcast"].get("val_accuracy") for r in records if "after_broadcast" in r]
-    numbers["val"] = max((score for score in scores if score is not None), default=math.nan)
-    return numbers | (look(run, look_name) if look_name else {})
+    curve = [r["after_broadcast"].get("val_accuracy") for r in records if "after_broadcast" in r]
+    numbers["val"] = max((score for score in curve if score is not None), default=math.nan)
+    seen = look(run, study.look) if study.look else {}
+    if not study.point:
+        return numbers | {"clients": scores(run)} | seen
+    for point, entry in seen.items():
+        if isinstance(entry, dict):
+            numbers |= {f"{point}_{name}": value for name, value in entry.items() if name != "clients"}
+    return numbers | {"clients": seen[study.point]["clients"]}
 
 
 def spread(values: Sequence[float]) -> dict[str, Any] | None:
@@ -146,42 +156,53 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
 
 
 def claims(outcomes: Outcomes, column: str) -> list[Record]:
-    """The differences that matter, in points; without those whose rows are not finished yet."""
+    """The differences that matter, in points; without those that lack a side."""
     records = []
+    rows = [row for row in outcomes.study.rows if row.name in outcomes.rows(column)]
     for claim in outcomes.study.claims:
-        names = outcomes.rows(column)
-        ours = [name for name in claim.ours if name in names]
-        baselines = [row.name for row in outcomes.study.rows if row.method != "pfedgate"]
-        others = [name for name in claim.others or baselines if name in names]
-        if len(ours) < len(claim.ours) or len(others) < len(claim.others or baselines):
+        ours = [row.name for row in rows if _counts(claim, row, outcomes, column, ours=True)]
+        others = [row.name for row in rows if _counts(claim, row, outcomes, column, ours=False)]
+        if not ours or not others:
             continue
-        best = _best(ours, {name: outcomes.by_seed(name, column, VALIDATION) for name in ours})
-        scores = {name: outcomes.by_seed(name, column, claim.number) for name in [best, *others]}
-        gaps = {name: [scores[best][s] - scores[name][s] for s in scores[best] if s in scores[name]] for name in others}
-        if not any(gaps.values()):
+        best = _best(outcomes, ours, column)
+        gaps = {name: gap for name in others if (gap := outcomes.difference(best, name, column)) is not None}
+        if not gaps:
             continue
-        hardest = min((name for name in others if gaps[name]), key=lambda name: statistics.fmean(gaps[name]))
-        points, seeds = 100 * statistics.fmean(gaps[hardest]), len(gaps[hardest])
-        met = None if claim.must is None else points > 0 if claim.must == 0 else points >= claim.must
-        reached = None if claim.aim is None else points >= claim.aim
-        rivals: list[str] = []
-        if claim.must is not None and abs(points - claim.must) < claim.chance:  # other seeds may say otherwise
-            decisive = min(claim.must, points) + claim.chance  # who is farther behind will not be the hardest
-            rivals = [name for name in others if gaps[name] and 100 * statistics.fmean(gaps[name]) < decisive]
+        # Ours is chosen on validation and the opponent on test data: the hardest fair comparison.
+        hardest = min(gaps, key=lambda name: gaps[name].mean)
+        gap = gaps[hardest]
+        low, mean = 100 * gap.low, 100 * gap.mean
+        met = None if claim.must is None else low > 0 if claim.must == 0 else mean >= claim.must
         records.append({
-            "column": column, "claim": claim.title, "ours": best, "other": hardest, "seeds": seeds, "points": points,
-            "must": claim.must, "aim": claim.aim, "kept": met, "reached": reached, "rivals": rivals,
+            "column": column, "claim": claim.title, "ours": best, "other": hardest, "seeds": gap.seeds, "points": mean,
+            "low": low, "high": 100 * gap.high, "must": claim.must, "aim": claim.aim, "kept": met,
+            "reached": None if claim.aim is None else mean >= claim.aim, "rivals": list(gaps),
         })  # fmt: skip
     return records
 
 
-def _best(names: Sequence[str], scores: Mapping[str, Mapping[int, float]]) -> str:
-    """The best of some rows on the seeds that all of them have."""
-    shared = set.intersection(*({*scores[name]} for name in names))
-    return max(names, key=lambda name: statistics.fmean(scores[name][seed] for seed in shared))
+def _counts(claim: Claim, row: Row, outcomes: Outcomes, column: str, *, ours: bool) -> bool:
+    """Whether a row is on a side of a claim: by its name, or by its kind and its FLOPs relative to the first row's."""
+    names, most = (claim.ours, claim.ours_flops) if ours else (claim.others, claim.others_flops)
+    if names:
+        return row.name in names
+    if (row.method == "pfedgate") != ours or row.control:
+        return False
+    if most is None:
+        return True
+    base = next((r for r in outcomes.study.rows if r.method == "fedavg"), None)
+    flops = [spread(outcomes.values(name, column, FLOPS)) for name in (row.name, base.name if base else "")]
+    return all(flops) and flops[0]["mean"] <= most * flops[1]["mean"] + 1e-9  # type: ignore[index]
 
 
-def close(outcomes: Outcomes, column: str) -> list[str]:
-    """Rows of what must be shown and is so close, either way, that one seed cannot tell."""
-    pairs = [[claim["ours"], *claim["rivals"]] for claim in claims(outcomes, column) if claim["rivals"]]
-    return list(dict.fromkeys(name for names in pairs for name in names))
+FLOPS = Number("flops", "")
+
+
+def _best(outcomes: Outcomes, names: Iterable[str], column: str) -> str:
+    """The best of some rows on validation data, on the seeds that all of them have."""
+    by_seed = {name: outcomes.by_seed(name, column, outcomes.study.validation) for name in names}
+    shared = set.intersection(*({*values} for values in by_seed.values()))
+    return max(by_seed, key=lambda name: statistics.fmean(by_seed[name][seed] for seed in shared) if shared else 0.0)
+
+
+__all__ = ["VALIDATION", "Outcomes", "Place", "claims", "spread"]

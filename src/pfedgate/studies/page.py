@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pfedgate.config import toml
@@ -22,32 +21,34 @@ from pfedgate.runs.folder import Run
 from pfedgate.runs.progress import clock
 from pfedgate.studies import complexity, figures
 from pfedgate.studies.bench import COMPLEXITY_ROWS, MEASURES
-from pfedgate.studies.cells import seconds_of, version_of
+from pfedgate.studies.cells import seconds_of
 from pfedgate.studies.complexity import line
 from pfedgate.studies.declare import DENSITY, Number, Q, Study, columns_of
 from pfedgate.studies.outcome import Outcomes, claims, spread
 from pfedgate.studies.sweep import Campaign
 
-POINT = (
-    "after the broadcast: each client's personal model; FedAvg-FT and Per-FedAvg take gradient steps of their own first"
-)
-CAUTION = (
-    "Methods had unequal information and care here: read [what a review found](index.md#what-a-review-found) before "
-    "comparing rows."
-)
+# What a score is of, by the study's point.
+POINTS = {
+    "": "after the broadcast; FedAvg-FT and Per-FedAvg take gradient steps of their own first",
+    "a": "as received: no gradient step after the broadcast",
+    "b": "after epochs of each client's own, at the rate and number that are best on validation for the method",
+}
 
 
 def write(study: Study, campaign: Campaign, folder: Path) -> list[Path]:
     """The files of a study, from its finished cells; measures what is still to be measured."""
     outcomes = campaign.outcomes(study, campaign.all_places(study))
     if _worse(outcomes, folder / f"{study.name}.json"):
-        text = f"{folder / study.name}.md is kept: {len(outcomes.missing)} cells are missing now, more than for it"
-        warnings.warn(f"{text} (cells of other versions of the results count with --any-version)", stacklevel=2)
+        missing = len(outcomes.missing) + len(outcomes.untuned)
+        warnings.warn(
+            f"{folder / study.name}.md is kept: {missing} cells are missing now, more than for it", stacklevel=2
+        )
         return []
-    measures = MEASURES[study.measure][0](study, campaign) if study.measure and not outcomes.missing else {}
+    complete = not outcomes.missing and not outcomes.untuned
+    measures = MEASURES[study.measure][0](study, campaign) if study.measure and complete else {}
     content = gather(study, campaign, outcomes, measures)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = figures.draw(study, outcomes, measures, folder) if study.figure and not outcomes.missing else []
+    drawn = figures.draw(study, outcomes, measures, folder) if study.figure and complete else []
     write_atomically(folder / f"{study.name}.json", (json.dumps(clean(content), indent=1) + "\n").encode())
     text = page(study, content, outcomes, measures, [path for path in drawn if path.suffix == ".svg"])
     write_atomically(folder / f"{study.name}.md", text.encode())
@@ -55,9 +56,10 @@ def write(study: Study, campaign: Campaign, folder: Path) -> list[Path]:
 
 
 def _worse(outcomes: Outcomes, before: Path) -> bool:
-    """Whether fewer cells are finished than for the page that would be replaced."""
+    """Whether fewer cells are finished than for the page of these results that would be replaced."""
     try:
-        return len(outcomes.missing) > len(json.loads(before.read_text(encoding="utf-8"))["missing"])
+        content = json.loads(before.read_text(encoding="utf-8"))
+        return content["version"] == RESULTS and len(outcomes.missing) > len(content["missing"])
     except (OSError, ValueError, KeyError):
         return False
 
@@ -66,22 +68,23 @@ def gather(study: Study, campaign: Campaign, outcomes: Outcomes, measures: Mappi
     """All numbers of a study and their origin, as plain data."""
     runs = list(dict.fromkeys(outcomes.runs.values()))
     places = [run.environments[-1] for run in runs] + [measure["environment"] for measure in measures.values()]
-    versions = {version_of(run.path) for run in runs} | {measure.get("version", 0) for measure in measures.values()}
+    usual, asked = (columns_of(study, campaign.scale, worlds) for worlds in ((), campaign.worlds))
     content: Record = {
         "study": study.name,
         "title": study.title,
         "scale": campaign.scale.name,
-        "command": command(study, campaign, other=bool(versions - {RESULTS})),
-        "evaluation": POINT,
-        "chosen_round": any(number.key.startswith("best_") for number in study.numbers),
+        "command": command(study, campaign),
+        "evaluation": POINTS[study.point],
+        "chosen_round": bool(study.point) or any(number.key.startswith("best_") for number in study.numbers),
         "data": _distinct([data(run) for run in runs]),
-        "left_out": _left_out(study, campaign),
+        "left_out": _distinct([column.title for column, _ in usual if column not in [other for other, _ in asked]]),
         "measured_on": _distinct([measure["data"] for measure in measures.values()]),
         "seconds": sum(map(seconds_of, runs)) + sum(measure["seconds"] for measure in measures.values()),
         "machine": _distinct([place["machine"] for place in places]) or [environment()["machine"]],
         "commits": sorted({place["commit"] or "" for place in places}),
-        "versions": sorted(versions) or [RESULTS],
-        "missing": [place.label for place in outcomes.missing],
+        "version": RESULTS,
+        "trials": campaign.scale.trials,
+        "missing": [*outcomes.untuned, *(place.label for place in outcomes.missing)],
         "rows": outcomes.table(),
         "claims": [claim for column in outcomes.columns for claim in claims(outcomes, column)],
     }
@@ -91,12 +94,6 @@ def gather(study: Study, campaign: Campaign, outcomes: Outcomes, measures: Mappi
         methods = {row.name: row.method for row in COMPLEXITY_ROWS}
         content["complexity"] = complexity.lines(measures["all"]["costs"], methods)
     return content
-
-
-def _left_out(study: Study, campaign: Campaign) -> list[str]:
-    """Data that the study has at this scale and that was not asked for this time."""
-    usual, asked = (columns_of(study, campaign.scale, worlds) for worlds in ((), campaign.worlds))
-    return _distinct([column.title for column, _ in usual if column not in [other for other, _ in asked]])
 
 
 def data(run: Run) -> str:
@@ -110,8 +107,8 @@ def data(run: Run) -> str:
     return f"{recipe.data.name} ({', '.join(filter(None, shared))}), {recipe.model.name}, {recipe.train.rounds} rounds"
 
 
-def command(study: Study, campaign: Campaign, *, other: bool = False) -> str:
-    """What to type for the same again; `other`: with cells of other versions of the results."""
+def command(study: Study, campaign: Campaign) -> str:
+    """What to type for the same again."""
     parts = ["pfedgate reproduce", study.name, "--scale", campaign.scale.name]
     parts += [f"--data {name}" for name in campaign.worlds]
     for layer in campaign.over:
@@ -120,22 +117,7 @@ def command(study: Study, campaign: Campaign, *, other: bool = False) -> str:
             names = {key: f"{section}.{key}" if key else section for key in values if key != "data_dir"}
             parts += [f"--set {shlex.quote(f'{name}={toml.dump(values[key])}')}" for key, name in names.items()]
     parts += [f"--recipes {shlex.quote(str(campaign.recipes))}"] if campaign.recipes is not None else []
-    return " ".join([*parts, *(["--any-version"] if other else [])])
-
-
-def _claims(content: Record) -> list[str]:
-    """The differences that matter as a table."""
-    if not content["claims"]:
-        return []
-    lines = ["## What was to be shown", "", line(["data", "difference", "of", "to", "seeds", "points", "must", "aim"])]
-    lines.append("|---|---|---|---|---:|---:|---|---|")
-    for claim in content["claims"]:
-        must = "" if claim["must"] is None else f"{claim['must']:+g}: {'yes' if claim['kept'] else '**no**'}"
-        aim = "" if claim["aim"] is None else f"{claim['aim']:+g}: {'yes' if claim['reached'] else 'no'}"
-        start = [claim["column"], claim["claim"], claim["ours"], claim["other"]]
-        lines.append(line([*start, str(claim["seeds"]), f"{claim['points']:+.2f}", must, aim]))
-    rule = "Ours is the variant best on validation data, the opponent the one best on test data, on the seeds of both."
-    return [*lines, "", rule, ""]
+    return " ".join(parts)
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
@@ -145,22 +127,36 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 def page(
     study: Study, content: Record, outcomes: Outcomes, measures: Mapping[str, Record], drawn: Sequence[Path]
 ) -> str:
-    """The text of the page, as Markdown."""
+    """The text of the page, as Markdown: what was found, the figure, the table; the details are folded."""
     lines = [f"# {study.name}: {study.title}", ""]
-    if len({row.method for row in study.rows}) > 1:
-        lines += [CAUTION, ""]
     if content["missing"]:
         lines += [f"**Not finished: {len(content['missing'])} cells are still missing.**", ""]
     for path in drawn:
         lines += [f"![{study.title}]({path.name})", ""]
     if study.figure and not drawn and not content["missing"]:
         lines += ["**No figure: there is nothing in these runs to draw it from.**", ""]
+    lines += _claims(content)
     if study.rows:
         lines += _matrix(outcomes) if study.matrix else _sections(outcomes)
-    lines += _claims(content)
     lines += MEASURES[study.measure][1](content) if measures else []
-    lines += [text for note in (study.note, _words(study, outcomes)) if note for text in (note, "")]
-    return "\n".join(map(wrapped, [*lines, *_about(content)])) + "\n"
+    about = [text for note in (study.note, _words(study, outcomes)) if note for text in (note, "")]
+    folded = ["<details markdown><summary>How to read it, and how it was made</summary>", "", *about, *_about(content)]
+    return "\n".join(map(wrapped, [*lines, *folded, "", "</details>"])) + "\n"
+
+
+def _claims(content: Record) -> list[str]:
+    """The differences that matter as a table."""
+    if not content["claims"]:
+        return []
+    lines = [line(["data", "difference", "of", "to", "seeds", "points, 95 % interval", "must", "aim"])]
+    lines.append("|---|---|---|---|---:|---:|---|---|")
+    for claim in content["claims"]:
+        must = "" if claim["must"] is None else f"{claim['must']:+g}: {'yes' if claim['kept'] else '**no**'}"
+        aim = "" if claim["aim"] is None else f"{claim['aim']:+g}: {'yes' if claim['reached'] else 'no'}"
+        points = f"{claim['points']:+.2f} [{claim['low']:+.2f}, {claim['high']:+.2f}]"
+        start = [claim["column"], claim["claim"], claim["ours"], claim["other"], str(claim["seeds"])]
+        lines.append(line([*start, points, must, aim]))
+    return [*lines, ""]
 
 
 def wrapped(text: str) -> str:
@@ -169,7 +165,7 @@ def wrapped(text: str) -> str:
     >>> wrapped("- " + "word " * 24).splitlines()[1]
     '  word word word word word'
     """
-    if text.startswith(("|", "#", "![", "- Command:")):
+    if text.startswith(("|", "#", "![", "- Command:", "<")):
         return text
     indent = "  " if text.startswith("- ") else ""
     return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -183,15 +179,14 @@ def _words(study: Study, outcomes: Outcomes) -> str:
     words = {
         's is the share of the parameters that a client may use; with "all resources" of parameters, FLOPs and '
         "activation bytes alike.": any(name.startswith("pFedGate") for name in rows),
-        "Shift: one private value per class, added to the logits (`algorithm.gate.shift`).": any(
-            "shift" in n for n in rows
-        ),
         "FedMask's s is of the layers it masks.": any(name.startswith("FedMask") for name in rows),
         "s̄' is the share of the parameters in use.": DENSITY.title in shown,
         "q̄ is the share uploaded.": Q.title in shown,
-        "± is the standard deviation over seeds (of a sample). Bold is the best of the rows with most seeds, and of "
-        "all rows where a column is of the first seed.": several,
-        "One seed.": bool(rows) and not several,
+        "± is the standard deviation over seeds (of a sample).": several,
+        "Differences are means over the seeds and clients that both rows have, weighted by test samples, with "
+        "Student's 95 % interval over seeds, never narrower than clients alone make it. Ours is the row best on "
+        "validation data, the opponent the one best on test data.": bool(study.point),
+        "One seed: an interval is over clients alone.": bool(rows) and not several,
     }
     return " ".join(text for text, wanted in words.items() if wanted)
 
@@ -199,25 +194,14 @@ def _words(study: Study, outcomes: Outcomes) -> str:
 EMPTY: Record = {"text": "–", "value": None, "best": False}
 
 
-def _cell(outcomes: Outcomes, row: str, column: str, number: Number, best: bool) -> Record:
+def _cell(outcomes: Outcomes, row: str, column: str, number: Number) -> Record:
     values = spread(outcomes.values(row, column, number))
     if values is None:
         return EMPTY
     text = number.show(values["mean"])
     if values["std"] is not None and number.show is percent:  # Costs of a round hardly vary; JSON has their deviation.
         text += f" ± {number.show(values['std'])}"
-    return {"text": text, "value": values["mean"], "best": best}
-
-
-def _winners(outcomes: Outcomes, column: str, number: Number) -> set[str]:
-    """The rows with the best mean of those with most seeds: others are means over other data. None if all are alike."""
-    scores = {row: outcomes.by_seed(row, column, number) for row in outcomes.rows(column)}
-    seeds = max((sorted(values) for values in scores.values()), key=len, default=[])
-    means = {row: fmean(values.values()) for row, values in scores.items() if values and sorted(values) == seeds}
-    if number.best is None or len({*means.values()}) < 2:
-        return set()
-    best = number.best(means.values())
-    return {row for row, mean in means.items() if mean == best}
+    return {"text": text, "value": values["mean"], "best": False}
 
 
 def _table(columns: Sequence[str], cells: Mapping[str, Sequence[Record]]) -> str:
@@ -226,18 +210,18 @@ def _table(columns: Sequence[str], cells: Mapping[str, Sequence[Record]]) -> str
 
 
 def _sections(outcomes: Outcomes) -> list[str]:
-    """A table for every column."""
+    """A table for every column of the study; with a point, also the difference of each row to the first."""
     lines = []
     for column in outcomes.columns:
         rows = outcomes.rows(column)
-        several = any(len(outcomes.seeds(row, column)) > 1 for row in rows)
-        wanted = [number for number in outcomes.study.numbers if several or not number.first_seed]
-        winners = {n: _winners(outcomes, column, n) for n in wanted if any(outcomes.values(r, column, n) for r in rows)}
-        cells = {row: [_cell(outcomes, row, column, n, row in best) for n, best in winners.items()] for row in rows}
-        titles = [number.title for number in winners]
-        if len(outcomes.versions()) > 1:
-            titles.append("version")
-            cells = {row: [*cells[row], _version(outcomes, row, column)] for row in rows}
+        wanted = [n for n in outcomes.study.numbers if any(outcomes.values(row, column, n) for row in rows)]
+        cells = {row: [_cell(outcomes, row, column, number) for number in wanted] for row in rows}
+        titles = [number.title for number in wanted]
+        if outcomes.study.point:
+            titles.insert(1, f"− {rows[0]}, points")
+            for row in rows:
+                gap = outcomes.difference(row, rows[0], column) if row != rows[0] else None
+                cells[row].insert(1, EMPTY if gap is None else {**EMPTY, "text": str(gap), "value": gap.mean})
         lines += [f"## {column}", "", _table(titles, cells), ""]
     return lines
 
@@ -248,21 +232,13 @@ def _matrix(outcomes: Outcomes) -> list[str]:
     columns, drops = outcomes.columns, _drops(outcomes)
     rows = [row.name for row in outcomes.study.rows if any(row.name in outcomes.rows(column) for column in columns)]
     for number in outcomes.study.numbers:
-        winners = {column: _winners(outcomes, column, number) for column in columns}
         cells = {
-            row: [_cell(outcomes, row, column, number, row in winners[column]) for column in columns]
+            row: [_cell(outcomes, row, column, number) for column in columns]
             + [_drop(outcomes, row, pair, number) for _, pair in drops]
             for row in rows
         }
         lines += [f"## {number.title}", "", _table([*columns, *(title for title, _ in drops)], cells), ""]
-    if len(outcomes.versions()) > 1:
-        cells = {row: [_version(outcomes, row, column) for column in columns] for row in rows}
-        lines += ["## Version of the results", "", _table(columns, cells), ""]
     return lines
-
-
-def _version(outcomes: Outcomes, row: str, column: str) -> Record:
-    return {**EMPTY, "text": ", ".join(map(str, outcomes.versions(row, column))) or "–"}
 
 
 def _drops(outcomes: Outcomes) -> list[tuple[str, tuple[str, str]]]:
@@ -291,8 +267,9 @@ def _about(content: Record) -> list[str]:
     """How the page was made, and from what."""
     machines = _distinct([_machine(place) for place in content["machine"]])
     commits = [commit[:12] + ("+" if commit.endswith("+") else "") for commit in content["commits"] if commit]
-    choice = "rates and rounds" if content["chosen_round"] else "rates"
-    scored = f"- Scored {content['evaluation']}; {choice} chosen on validation data"
+    choice = "settings and rounds" if content["chosen_round"] else "settings"
+    searched = f", in searches of {content['trials']} trials a method on another seed" if content["trials"] else ""
+    scored = f"- Scored {content['evaluation']}; {choice} chosen on validation data{searched}"
     return [
         f"- Command: `{content['command']}`",
         *([scored] if content["rows"] else []),
@@ -300,7 +277,6 @@ def _about(content: Record) -> list[str]:
         *([f"- Not run: {', '.join(content['left_out'])}"] if content["left_out"] else []),
         *([f"- Costs measured on: {'; '.join(content['measured_on'])}"] if content["measured_on"] else []),
         f"- Time of all runs together: {clock(content['seconds'])} (one thread each) on {'; '.join(machines)}",
-        f"- Results: version {', '.join(map(str, content['versions']))}"
-        + (f", commit {', '.join(commits)}" if commits else ""),
+        f"- Results: version {content['version']}" + (f", commit {', '.join(commits)}" if commits else ""),
         f"- Written: {time.strftime('%Y-%m-%d %H:%M %Z')}",
     ]

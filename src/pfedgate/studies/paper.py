@@ -1,7 +1,7 @@
 """Every table and figure of the paper, and a Pareto figure of ours, as data.
 
-pFedGate has two faces here: *plain*, with nothing private but the gate, and *with shift*, which adds one private value
-per class. Budgets bind parameters (the paper's s) unless a row says "all": parameters, FLOPs and activation bytes.
+Settings of every row come from a search of its own where a scale has one (`sweep.Tuning`). Budgets bind parameters
+(the paper's s) unless a row says "all": parameters, FLOPs and activation bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pfedgate import algorithms
 from pfedgate.core.errors import unknown
 from pfedgate.studies import declare
-from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study
+from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
 
 MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
 
@@ -28,28 +29,49 @@ FEW_CLASSES = Column(
 EMNIST, CIFAR100 = Column("EMNIST", "emnist"), Column("CIFAR-100", "cifar100")
 
 
-def gate(budget: Any, *, shift: bool = True, resources: str = "params", name: str = "", **options: Any) -> Row:
-    """A row of pFedGate at a budget, named by it."""
+def gate(budget: Any, *, shift: bool = False, resources: str = "params", name: str = "", **options: Any) -> Row:
+    """A row of pFedGate at a budget, named by it; with a shift, each client learns a value per class."""
     title = f"s = {budget:g}" if isinstance(budget, float) else "s = .5 and .1 mixed"
     title += {"params": "", "all": ", all resources"}[resources] if budget != 1.0 else ""
-    if budget == 0.1 and resources == "all":
-        options = {"smallest": 0.05, **options}  # twice that always kept would exceed the budget
     settings = {
         "clients.budget": budget,
         "algorithm.resources": resources if budget != 1.0 else "params",  # the whole model binds nothing
-        "algorithm.gate.shift": shift,
+        "train.shift": shift,
         **{f"algorithm.{key}": value for key, value in options.items()},
     }
     return Row(name or f"pFedGate{' + shift' if shift else ''}, {title}", "pfedgate", settings)
 
 
-def plain(budget: Any, **options: Any) -> Row:
-    """pFedGate with nothing private but the gate."""
-    return gate(budget, shift=False, **options)
+def ablated(name: str, switch: str, value: Any) -> Row:
+    """A row of pFedGate at one half with another value of a switch of its gate."""
+    row = gate(0.5, name=name)
+    return replace(row, settings={**row.settings, f"algorithm.gate.{switch}": value})
 
 
-LOCAL, FEDAVG, FEDEM = Row("Local", "local_only"), Row("FedAvg", "fedavg"), Row("FedEM", "fedem")
-FEDREP, PFEDME, PER_FEDAVG = Row("FedRep", "fedrep"), Row("pFedMe", "pfedme"), Row("Per-FedAvg", "per_fedavg")
+# Names of methods as papers print them; a method without one goes by its own.
+TITLES = {
+    "local_only": "Local", "fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "fedprox": "FedProx", "fedavgm": "FedAvgM",
+    "fedadam": "FedAdam", "fedyogi": "FedYogi", "pfedme": "pFedMe", "lg_fedavg": "LG-FedAvg", "ditto": "Ditto",
+    "fedem": "FedEM", "fedrep": "FedRep", "fedper": "FedPer", "fedbn": "FedBN", "per_fedavg": "Per-FedAvg",
+    "knn_per": "kNN-Per", "apfl": "APFL", "fedmask": "FedMask", "heterofl": "HeteroFL", "pfedhn": "pFedHN",
+    "mean_reg_mtl": "mean-regularised MTL", "feddbe": "FedDBE", "fedrod": "FedRoD", "fedala": "FedALA",
+    "fedbabu": "FedBABU", "fedcp": "FedCP", "gpfl": "GPFL", "fedpac": "FedPAC", "pfedfda": "pFedFDA",
+    "dispfl": "DisPFL", "fiarse": "FIARSE", "fedrolex": "FedRolex", "fjord": "FjORD", "ifca": "IFCA",
+}  # fmt: skip
+
+
+def row(method: str) -> Row:
+    """A method with its search's settings, by its name in papers.
+
+    >>> row("fedavg_ft").name
+    'FedAvg-FT'
+    """
+    return Row(TITLES.get(method, method), method)
+
+
+LOCAL, FEDAVG, FEDEM, FEDREP = map(row, ("local_only", "fedavg", "fedem", "fedrep"))
+PFEDME, PER_FEDAVG, FEDAVG_FT, DITTO, FEDPER = map(row, ("pfedme", "per_fedavg", "fedavg_ft", "ditto", "fedper"))
+KNN_PER, DBE = row("knn_per"), tuple(row(name) for name in ("feddbe",) if name in algorithms.names())
 
 
 def heterofl(budget: Any, name: str = "") -> Row:
@@ -65,91 +87,127 @@ def fedmask(density: float) -> Row:
     return Row(f"FedMask, s = {density:g}", "fedmask", {"algorithm.density": density})
 
 
-BASELINES = (
-    LOCAL, FEDAVG, Row("FedAvg-FT", "fedavg_ft"), PFEDME, Row("LG-FedAvg", "lg_fedavg"), Row("Ditto", "ditto"), FEDEM,
-    FEDREP, Row("FedPer", "fedper"), PER_FEDAVG, Row("kNN-Per", "knn_per"), Row("APFL", "apfl"), fedmask(0.5), HETEROFL,
-    heterofl(0.5), heterofl(0.3), heterofl(0.15),
-)  # fmt: skip
-# A quarter of a batch at a time: then FLOPs bind, not activations.
-PARTS = gate(0.3, resources="all", microbatches=4, name="pFedGate + shift, s = 0.3, all resources, four microbatches")
-# The gate stays as it starts: label counts are a shift, and weights are 1.4 times as large.
-STILL = replace(gate(1.0, gate_lr=0.0, name="pFedGate + shift, s = 1, gate never learns"), once=True)
-GATES = (
-    *(
-        gate(budget, shift=shift, resources=resources)
-        for shift in (False, True)
-        for budget, resources in (
-            (1.0, "params"), (0.5, "params"), (0.5, "all"), (0.3, "params"), (0.3, "all"), (0.1, "params"),
-            (0.1, "all"),
-        )
+# What the task offers to every method, taken from FedAvg or given to it alone: the controls come first.
+PUBLISHED = {"train.correction": "none", "train.initial_scale": 1.0, "train.shift": False, "train.schedule": "constant"}
+CONTROLS = (
+    Row("FedAvg, as published", "fedavg", PUBLISHED, tuned="fedavg_published"),
+    Row(
+        "FedAvg, corrected at prediction", "fedavg", PUBLISHED | {"train.correction": "prediction"}, tuned="fedavg_late"
     ),
-    PARTS,
+    Row("FedAvg, corrected", "fedavg", PUBLISHED | {"train.correction": "training"}, tuned="fedavg_corrected"),
+    Row("FedAvg, larger start", "fedavg", {"train.correction": "none"}, tuned="fedavg_large"),
+    Row("FedAvg + shift", "fedavg", {"train.shift": True}, tuned="fedavg_shift"),
+)
+ROWS_BY_HAND = ("fedavg", "heterofl", "fedmask", "fedmd", "pfedgate")  # and public data, for one table alone
+BASELINES = (
+    FEDAVG,
+    *(row(name) for name in algorithms.names() if name not in ROWS_BY_HAND),
+    Row(
+        "FedRep, 10 + 5 epochs", "fedrep", {"algorithm.head_epochs": 10, "algorithm.body_epochs": 5},
+        tuned="fedrep_10_5",
+    ),
+    fedmask(0.5), HETEROFL, heterofl(0.5), heterofl(0.3), heterofl(0.15),
+)  # fmt: skip
+# The strongest dense methods on networks as cheap as the gates': evenly narrow, and in the shape of the common mask.
+NARROW_METHODS = tuple(
+    name for name in ("fedavg", "fedper", "fedrep", "feddbe", "fedrod") if name in algorithms.names()
+)
+NARROW = tuple(
+    Row(f"{TITLES[name]}, {words} as s = {budget:g} of all", name, narrow=(kind, budget))
+    for budget in (0.5, 0.3)
+    for kind, words in (("even", "as narrow"), ("mask", "in the shape"))
+    for name in NARROW_METHODS
+)
+GATES = tuple(
+    gate(budget, shift=shift, resources=resources)
+    for budget, resources in (
+        (1.0, "params"), (0.5, "params"), (0.5, "all"), (0.3, "params"), (0.3, "all"), (0.1, "all"),
+    )
+    for shift in ((False, True) if (budget, resources) in ((1.0, "params"), (0.5, "all"), (0.3, "all")) else (False,))
+)  # fmt: skip
+# The same start and the same information, but gates stay as they begin.
+STILL = tuple(
+    replace(gate(s, resources="all", gate_lr=0.0, name=f"pFedGate, s = {s:g} of all, gate never learns"), control=True)
+    for s in (1.0, 0.3)
+)
+AS_PUBLISHED = tuple(
+    Row(
+        f"pFedGate as published, s = {s:g}", "pfedgate",
+        {"clients.budget": s, "algorithm.variant": "paper", "algorithm.resources": "params", **PUBLISHED},
+        tuned=f"pfedgate_paper_{s:g}", control=True,
+    )
+    for s in (1.0, 0.5)
 )  # fmt: skip
 BUDGETS = (1.0, 0.5, 0.3, 0.1)
-
-
-def both(budget: float, resources: str = "params") -> tuple[str, ...]:
-    """The names of pFedGate's rows at a budget, plain and with shift."""
-    return tuple(gate(budget, shift=shift, resources=resources).name for shift in (False, True))
-
+LEARNT = tuple(gate(s, resources="all").name for s in (1.0, 0.3))
 
 CLAIMS = (
-    Claim("best variant, s = 1, minus best baseline", both(1.0), aim=3),
-    Claim("best variant, s = .5 of the parameters, minus best baseline", both(0.5), aim=3),
-    Claim(
-        "best variant, s = .5 of all resources, minus the best of FedAvg-FT, Ditto, FedEM, FedMask and HeteroFL at .5",
-        both(0.5, "all"),
-        ("FedAvg-FT", "Ditto", "FedEM", "FedMask, s = 0.5", "HeteroFL, s = 0.5"),
+    Claim("pFedGate at most .40 of the FLOPs − any method at most .45", ours_flops=0.40, others_flops=0.45, aim=2),
+    Claim("pFedGate at s = 1 − any method of any cost", (gate(1.0).name, gate(1.0, shift=True).name), must=-0.3, aim=2),
+    *(
+        Claim(
+            f"a gate that learns − one that never does, {still.name.split(',')[1].strip()}",
+            (name,),
+            (still.name,),
+            aim=3,
+        )
+        for name, still in zip(LEARNT, STILL, strict=True)
     ),
-    Claim("best variant, s = .5 of all resources, minus best baseline", both(0.5, "all"), must=None, aim=0),
-    Claim(
-        "plain gate, s = .5 of the parameters, minus the best of Local, FedAvg-FT, Ditto, FedEM, pFedMe, LG-FedAvg, "
-        "HeteroFL and FedMask",
-        (plain(0.5).name,),
-        ("Local", "FedAvg-FT", "Ditto", "FedEM", "pFedMe", "LG-FedAvg", "FedMask, s = 0.5", HETEROFL.name),
-    ),
-    Claim("best variant, s = .3 of the parameters, minus best baseline", both(0.3), must=-1, aim=0),
-    Claim(
-        # With whole batches activations bind first, and .15 of the FLOPs are used; with microbatches all of .3.
-        "best variant, s = .3 of all resources, minus the best of HeteroFL at .3 and .15 (as many FLOPs), FedMask and "
-        "FedAvg",
-        (*both(0.3, "all"), PARTS.name),
-        ("HeteroFL, s = 0.3", "HeteroFL, s = 0.15", "FedMask, s = 0.5", "FedAvg"),
-    ),
-    Claim(
-        "best variant, s = .3 of all resources, minus FedAvg-FT", (*both(0.3, "all"), PARTS.name), ("FedAvg-FT",),
-        must=None, aim=0,
-    ),
-    Claim(
-        "bottom decile: best variant, s = .5 of the parameters, minus best baseline", both(0.5), number=WORST, aim=5,
-        chance=4,  # its deviation over seeds on FEMNIST
-    ),
-    Claim("best variant, s = .1 of the parameters, minus FedAvg", both(0.1), ("FedAvg",), must=None, aim=0),
-)  # fmt: skip
+)
+EVERYTHING = (*CONTROLS, *BASELINES, *NARROW, *GATES, *STILL, *AS_PUBLISHED)
+# Methods that tune before they predict have no model as received.
+RECEIVED = tuple(r for r in EVERYTHING if not algorithms.get(r.method).tunes)
+NOTE = (
+    "Every method has a search of its own for rates, its own settings, the schedule, the correction by label "
+    "frequencies and the initial scale. `reproduce` runs it first, on another seed; a best trial at an edge extends "
+    "the grid. Rows within three points of the best on validation data, FedAvg's and both sides of a claim have five "
+    "seeds."
+)
 
 STUDIES = (
     Study(
-        "table1",
-        "Accuracy of methods",
-        (*BASELINES, *GATES, STILL),
-        (EMNIST, FEMNIST, CIFAR10, CIFAR100),
-        numbers=(ACC, WORST, declare.FIRST_SEED, declare.FIRST_WORST, *declare.USUAL[2:]),
+        "table-a",
+        "Accuracy of models as received",
+        RECEIVED,
+        (CIFAR10, CIFAR100, FEMNIST, EMNIST),
+        numbers_of("a"),
         more_seeds=True,
         claims=CLAIMS,
-        note="Acc and bottom decile are on test data, in the round that was best on validation data. Rows with ± are "
-        "means over seeds: of the five best on validation data, FedAvg, and both sides of a must that the first seed "
-        "leaves within a point (of bottom deciles: four) either way. The others are of the first seed. Four points had "
-        "been three until FEMNIST's bottom decile missed by 3.4 on the first seed; they vary by four. Microbatches "
-        "are parts of a batch, computed one after the other. They, and steps that suit a layer's live units and "
-        "inputs, were worked out after .3 of all resources had turned out below FedAvg on FEMNIST's test data; every "
-        "choice among them was made on validation data. Per-FedAvg, kNN-Per and APFL are not in the paper's table. The "
-        "last row is what a gate is worth before it learns: the client's label counts as a shift, and larger weights.",
+        look="points",
+        point="a",
+        note=NOTE,
+    ),
+    Study(
+        "table-b",
+        "Accuracy after a client's own epochs",
+        EVERYTHING,
+        (CIFAR10, CIFAR100, FEMNIST, EMNIST),
+        numbers_of("b"),
+        more_seeds=True,
+        claims=CLAIMS,
+        look="points",
+        point="b",
+        note=NOTE + " The epochs' rate is scaled alike for every part of a method.",
+    ),
+    Study(
+        "table1",
+        "The paper's accuracies, at the paper's points",
+        (
+            CONTROLS[0], CONTROLS[2], FEDAVG, FEDAVG_FT, FEDREP, PER_FEDAVG,
+            *DBE, LOCAL, DITTO, FEDEM, PFEDME,
+            row("lg_fedavg"), HETEROFL, heterofl(0.5), fedmask(0.5), gate(1.0), gate(0.5), gate(0.3), *AS_PUBLISHED,
+        ),
+        (CIFAR10, FEMNIST, EMNIST, CIFAR100),
+        (*numbers_of("a")[:3], *(Number(n.key, f"{n.title[:-3]} after own epochs, %") for n in numbers_of("b")[:2])),
+        look="points",
+        point="a",
+        note="FedAvg-FT and Per-FedAvg take steps of their own before they are scored at either point.",
     ),
     Study("table2", "Time and memory of a training step", measure="steps"),
     Study(
         "table3",
         "A fifth of the clients takes part in a round",
-        (FEDAVG, FEDEM, gate(1.0), gate(0.5), gate(0.3)),
+        (FEDAVG, FEDEM, FEDREP, FEDPER, FEDAVG_FT, *DBE, gate(1.0), gate(0.5), gate(0.3)),
         tuple(
             Column(column.title, column.data, {"clients.fraction": share}, share_name)
             for column in (FEMNIST, CIFAR10)
@@ -163,11 +221,11 @@ STUDIES = (
         "table4",
         "What the parts of the gate do",
         (
-            plain(0.5),
-            plain(0.5, name="without pre-norm", **{"gate.pre_norm": False}),
-            plain(0.5, name="without post-norm", **{"gate.post_norm": "none"}),
-            plain(0.5, name="without sigmoid", **{"gate.activation": "linear"}),
-            plain(0.5, name="client-wise prediction", **{"gate.scope": "client"}),
+            gate(0.5),
+            ablated("without pre-norm", "pre_norm", False),
+            ablated("without post-norm", "post_norm", "none"),
+            ablated("without sigmoid", "activation", "linear"),
+            ablated("client-wise prediction", "scope", "client"),
         ),
         (EMNIST, CIFAR10, CIFAR100),
         (
@@ -176,8 +234,8 @@ STUDIES = (
             Number("rounds_to_80", "T₀.₈ / first row", "{:.2f}".format, None, over_first=True),
             Number("rounds_to_80", "T₀.₈, rounds", "{:.0f}".format, min),
         ),
-        note="T₀.₈ is the first round that reaches 80 % of a run's own best accuracy. All gates start alike, from the "
-        "client's labels. Without sigmoid M is 1 + z, without bounds.",
+        note="T₀.₈ is the first round that reaches 80 % of a run's own best accuracy. All gates start alike. "
+        "Without sigmoid M is 1 + z, without bounds.",
     ),
     Study("table5", "Complexity: published, corrected and measured", measure="complexity"),
     Study(
@@ -187,8 +245,8 @@ STUDIES = (
             FEDAVG,
             PER_FEDAVG,
             PFEDME,
-            Row("FedMD, far", "fedmd", {"algorithm.public": "@far"}),
-            Row("FedMD, near", "fedmd", {"algorithm.public": "@near"}),
+            Row("FedMD, far", "fedmd", {"algorithm.public": "@far"}, tuned="fedmd_far"),
+            Row("FedMD, near", "fedmd", {"algorithm.public": "@near"}, tuned="fedmd_near"),
             FEDEM,
             gate(1.0),
             gate(0.5),
@@ -202,7 +260,7 @@ STUDIES = (
         "Clients that never took part",
         tuple(
             Row(row.name, row.method, {**row.settings, "clients.novel": 0.2})
-            for row in (FEDAVG, Row("FedAvg-FT", "fedavg_ft"), FEDEM, FEDREP, gate(1.0), gate(0.5), gate(0.3))
+            for row in (FEDAVG, FEDAVG_FT, PER_FEDAVG, KNN_PER, FEDEM, FEDREP, gate(1.0), gate(0.5), gate(0.3))
         ),
         (FEMNIST, CIFAR10),
         (
@@ -212,8 +270,8 @@ STUDIES = (
             Number("accuracy", "gap, points", best=min, minus="novel"),
         ),
         note="All after the last round. A fifth of the clients is held out. They get an epoch: FedAvg is used as it "
-        "is, FedAvg-FT tunes the model, FedRep trains a head, FedEM its mixture, pFedGate its gate, with the model "
-        "frozen.",
+        "is, FedAvg-FT and Per-FedAvg tune the model, kNN-Per remembers their samples, FedRep trains a head, FedEM its "
+        "mixture, pFedGate its gate, with the model frozen.",
     ),
     Study(
         "table9",
@@ -227,7 +285,7 @@ STUDIES = (
     Study(
         "table10",
         "The shared model without gates, and the personal ones",
-        tuple(map(plain, BUDGETS)),
+        tuple(map(gate, BUDGETS)),
         (EMNIST, CIFAR10),
         (
             Number("accuracy", "personal, %"),
@@ -277,7 +335,7 @@ STUDIES = (
             fedmask(0.5),
             fedmask(0.3),
             *(
-                gate(budget, blocks=blocks, name=f"pFedGate + shift, B = {blocks}, s = {budget:g}")
+                gate(budget, blocks=blocks, name=f"pFedGate, B = {blocks}, s = {budget:g}")
                 for blocks in (2, 5, 10)
                 for budget in (0.5, 0.3)
             ),
@@ -288,7 +346,7 @@ STUDIES = (
     Study(
         "figure-clients",
         "Every client against the best baseline",
-        (FEDEM, FEDREP, Row("FedPer", "fedper"), PER_FEDAVG, Row("Ditto", "ditto"), gate(0.5)),
+        (FEDEM, FEDREP, FEDPER, PER_FEDAVG, DITTO, gate(0.5)),
         (FEMNIST, CIFAR10),
         (Number("accuracy", "Acc, %"), Number("bottom_decile", "bottom decile, %")),
         figure="clients",
@@ -298,20 +356,18 @@ STUDIES = (
     Study(
         "figure-clusters",
         "Which gates are alike",
-        (plain(0.3), plain(0.3, start="random", name="pFedGate, s = 0.3, random start")),
+        (gate(0.3), gate(0.3, resources="all")),
         (FEW_CLASSES,),
         (ACC, WORST, declare.DENSITY),
         look="tree",
         figure="clusters",
-        note="Ward's clustering of the gates' parameters, beside the classes each client has. By default a gate starts "
-        "from how often its client has each class, so the first tree groups clients of like classes by construction: "
-        "it shows where gates began. With a random start all gates begin alike, and the second tree shows what "
-        "training made of them.",
+        note="Ward's clustering of the gates' parameters, beside the classes each client has. All gates begin alike, "
+        "so the tree shows what training made of them.",
     ),
     Study(
         "figure-sparsity",
         "Accuracy over s",
-        (*map(plain, (*BUDGETS, MIXED)), *map(gate, (*BUDGETS, MIXED))),
+        (*map(gate, (*BUDGETS, MIXED)), *(gate(s, shift=True) for s in (*BUDGETS, MIXED))),
         (EMNIST, CIFAR10),
         (ACC, WORST, declare.DENSITY, Q),
         figure="sparsity",
@@ -327,7 +383,7 @@ STUDIES = (
     Study(
         "figure-gates",
         "Gate weights over rounds",
-        (plain(1.0), plain(0.5), plain(0.3)),
+        (gate(1.0), gate(0.5), gate(0.3)),
         (CIFAR10,),
         (ACC, declare.DENSITY),
         figure="gates",

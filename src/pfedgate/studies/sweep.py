@@ -1,13 +1,15 @@
-"""Running the cells of studies, each once and several at a time; and how long that will take."""
+"""Running the searches and cells of studies, each once and several at a time; and how long that will take."""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,49 @@ from pfedgate import models
 from pfedgate.config import methods
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.seeds import seeded
+from pfedgate.engine.files import write_atomically
+from pfedgate.engine.metrics import Record
 from pfedgate.engine.server import choose_device, one_thread
 from pfedgate.engine.workers import completed
 from pfedgate.runs import folder as runfolder
 from pfedgate.studies import cells
 from pfedgate.studies.cells import Cell, finished, usable
-from pfedgate.studies.declare import Scale, Study, World, columns_of, recipe_of
-from pfedgate.studies.outcome import Outcomes, Place, close
+from pfedgate.studies.declare import Column, Row, Scale, Settings, Study, World, columns_of, recipe_of
+from pfedgate.studies.outcome import Outcomes, Place, claims
+from pfedgate.tune.search import Search, SearchSpec, base
+from pfedgate.tune.space import space_of
 
-MOST_GATES = 3  # among the rows that get more seeds, so that the best baselines get them too
 TRAINING = 0.6  # share of a client's samples
 SCORING = 1.25  # evaluation every few rounds, on top of training
 BATCH, STEPS = 128, 3  # in the training step that estimates rest on
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search whose best settings the rows of a name take, on one data set."""
+
+    name: str
+    recipe: Recipe
+    folder: Path
+    trials: int
+    fixed: tuple[str, ...] = ()  # settings that rows hold fast, so they are not searched
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it: small, and all that cells need."""
+        return self.folder.with_suffix(".json")
+
+    @property
+    def label(self) -> str:
+        """The words that `--cells` looks at."""
+        return f"tuning/{self.recipe.data.name}/{self.name}"
+
+    def best(self) -> Settings | None:
+        """The settings that were best on validation data; None before it has ended."""
+        if not self.file.exists():
+            return None
+        settings: Settings = json.loads(self.file.read_text(encoding="utf-8"))["best"]
+        return settings
 
 
 @dataclass
@@ -41,41 +74,63 @@ class Campaign:
     worlds: tuple[str, ...] = ()
     over: Sequence[Mapping[str, Any]] = ()
     recipes: Path | None = None
-    any_version: bool = False
     part: str = ""  # see `share`
     workers: int = 1
     _cells: dict[tuple[str, ...], Cell] = field(default_factory=dict, repr=False)  # recipes take a while to resolve
 
-    @property
-    def root(self) -> Path:
-        """The folder of all cells, whichever study they belong to."""
-        return self.out / "cells"
-
     def folder(self, place: Place) -> Path:
-        """The folder of a place's cell."""
-        return place.cell.folder(self.root, any_version=self.any_version, looks=place.study.looks)
+        """The folder of a place's cell, among all cells, whichever study they belong to."""
+        return place.cell.folder(self.out / "cells")
 
     def has(self, place: Place) -> bool:
         """Whether a place's cell is finished, with all looks that its study needs."""
         return finished(self.folder(place), place.study.looks)
 
+    def _recipe(self, row: Row, column: Column, world: World, tuned: Settings, seed: int = 0) -> Recipe:
+        return recipe_of(row, column, world, self.scale, tuned, seed=seed, over=self.over, recipes=self.recipes)
+
+    def tuning(self, row: Row, column: Column, world: World) -> Tuning | None:
+        """The search that a row's settings come from; None where the recipe's own are taken."""
+        if not self.scale.trials and not self.scale.tuned_at:
+            return None
+        name = row.tuned or row.method
+        # The row's own settings hold in its search, but for the budget: one search serves all rows of its name.
+        settings = {k: v for k, v in row.settings.items() if row.tuned or k in TUNED_WITH.get(row.method, {})}
+        settings = {**TUNED_WITH.get(row.method, {}), **settings}
+        plain = replace(column, settings={}, what="")
+        recipe = self._recipe(Row(row.name, row.method, settings), plain, world, {})
+        if self.scale.trial_rounds:
+            recipe = replace(recipe, train=replace(recipe.train, rounds=self.scale.trial_rounds))
+        out = self.out.parent / self.scale.tuned_at if self.scale.tuned_at else self.out
+        tuning = Tuning(name, recipe, out / "tuning" / f"{column.data}-{name}", self.scale.trials, tuple(settings))
+        return tuning if self.scale.trials or tuning.best() is not None else None
+
+    def tunings(self, study: Study) -> list[Tuning]:
+        """The searches that a study's rows need, each once."""
+        if not self.scale.trials:
+            return []
+        columns = columns_of(study, self.scale, self.worlds)
+        searches = [self.tuning(row, column, world) for column, world in columns for row in study.rows]
+        return list({search.folder: search for search in searches if search is not None}.values())
+
     def places(self, study: Study, seed: int = 0, rows: Sequence[str] | None = None) -> list[Place]:
-        """The cells of a study with one seed."""
+        """The cells of a study with one seed; without those whose settings are still to be searched."""
         places = []
         for column, world in columns_of(study, self.scale, self.worlds):
-            for row in study.rows:
-                if rows is None or row.name in rows:
-                    key = (study.name, column.name, row.name, str(seed))
-                    if key not in self._cells:
-                        self._cells[key] = Cell(
-                            recipe_of(row, column, world, self.scale, seed=seed, over=self.over, recipes=self.recipes)
-                        )
-                    places.append(Place(study, row, column, seed, self._cells[key]))
+            for row in (row for row in study.rows if rows is None or row.name in rows):
+                key = (study.name, column.name, row.name, str(seed))
+                if key not in self._cells:
+                    tuning = self.tuning(row, column, world)
+                    settings = {} if tuning is None else tuning.best()
+                    if settings is None:
+                        continue
+                    self._cells[key] = Cell(self._recipe(row, column, world, settings, seed))
+                places.append(Place(study, row, column, seed, self._cells[key]))
         return places
 
     def outcomes(self, study: Study, places: Sequence[Place]) -> Outcomes:
         """The finished cells among some places of a study."""
-        outcomes = Outcomes(study)
+        outcomes = Outcomes(study, untuned=[t.label for t in self.tunings(study) if t.best() is None])
         for place in places:
             if self.has(place):
                 outcomes.runs[place.row.name, place.column.name, place.seed] = runfolder.load(self.folder(place))
@@ -91,69 +146,97 @@ class Campaign:
         places = list(first)
         outcomes = self.outcomes(study, first)
         for column, _ in columns_of(study, self.scale, self.worlds):
-            rows = repeated(study, outcomes, column.name, self.scale.best)
+            rows = repeated(outcomes, column.name, self.scale.within)
             for seed in range(1, self.scale.seeds):
                 others = [place for place in self.places(study, seed) if place.column.name == column.name]
                 places += [place for place in others if place.row.name in rows or self.has(place)]
         return places
 
 
-def repeated(study: Study, outcomes: Outcomes, column: str, best: int | None) -> list[str]:
+# What holds while a method is tuned, where its rows differ: the budget in the middle of ours.
+TUNED_WITH: Mapping[str, Settings] = {
+    "pfedgate": {"clients.budget": 0.5, "algorithm.resources": "all"},
+    "heterofl": {"clients.budget": 0.5, "algorithm.level": "none"},
+    "fedmask": {"algorithm.density": 0.5},
+}
+
+
+def repeated(outcomes: Outcomes, column: str, within: float | None) -> list[str]:
     """Rows of a column that get more seeds; none until all are there.
 
-    The best on validation data, FedAvg, and both sides of what must be shown where one seed cannot tell.
+    Those near the best on validation data, FedAvg's, and both sides of what must be shown.
     """
-    rows = [row.name for row in study.rows]
-    if best is None:
-        return rows
-    if {*outcomes.rows(column)} != {*rows}:
+    study = outcomes.study
+    names = [row.name for row in study.rows]
+    if within is None:
+        return names
+    if {*outcomes.rows(column)} != {*names}:
         return []
-    gates = {row.name for row in study.rows if row.method == "pfedgate"}
-    names: list[str] = []
-    often = [row.name for row in study.rows if not row.once]
-    for name in sorted(often, key=lambda name: -outcomes.validation(name, column)):
-        if len(names) < best and (name not in gates or sum(other in gates for other in names) < MOST_GATES):
-            names.append(name)
-    names += [row.name for row in study.rows if row.method == "fedavg"] + close(outcomes, column)
-    return list(dict.fromkeys(names))
+    scores = {name: outcomes.validation(name, column) for name in names}
+    named = {name for claim in claims(outcomes, column) for name in (claim["ours"], claim["other"])}
+    named |= {row.name for row in study.rows if row.method == "fedavg" and "model.widths" not in row.settings}
+    return [name for name in names if name in named or scores[name] >= max(scores.values()) - within]
 
 
-def share(places: Sequence[Place], part: str) -> list[Place]:
-    """The places that `--cells` asks for: "2/4" is every fourth cell from the second on, anything else a pattern.
+def share(labels: Sequence[tuple[str, str]], part: str) -> set[str]:
+    """The keys that `--cells` asks for among (label, key): "2/4" is every fourth, anything else a pattern of labels.
 
-    >>> share([], "1/2")
-    []
+    >>> sorted(share([("a/FedAvg", "x"), ("a/Ditto", "y"), ("b/FedAvg", "x")], "2/2"))
+    ['y']
     """
     numbers = re.fullmatch(r"(\d+)/(\d+)", part)
+    keys = list(dict.fromkeys(key for _, key in labels))
     if not numbers:
-        matches = [place for place in places if fnmatch.fnmatchcase(place.label.lower(), f"*{part.lower()}*")]
-        if places and not matches:
-            some = ", ".join(repr(place.label) for place in places[:3])
+        matches = {key for label, key in labels if fnmatch.fnmatchcase(label.lower(), f"*{part.lower()}*")}
+        if labels and not matches:
+            some = ", ".join(repr(label) for label, _ in labels[:3])
             raise ValueError(f"--cells {part}: no cell is called so; there are {some}, …")
         return matches
     index, of = int(numbers[1]), int(numbers[2])
     if not 1 <= index <= of:
         raise ValueError(f"--cells {part}: the first number goes from 1 to the second")
-    order = {key: at for at, key in enumerate(dict.fromkeys(place.cell.key for place in places))}
-    return [place for place in places if order[place.cell.key] % of == index - 1]
+    return {key for at, key in enumerate(keys) if at % of == index - 1}
+
+
+Work = cells.Job | Tuning
+
+
+def work(job: Work, tick: Callable[[], None] = lambda: None) -> float:
+    """A search or a cell, or what is left of it; returns its seconds."""
+    if isinstance(job, cells.Job):
+        return cells.work(job, tick)
+    began, recipe = time.perf_counter(), job.recipe
+    space = {name: axis for name, axis in space_of(recipe, care=True).items() if name not in job.fixed}
+    spec = SearchSpec(job.name, base(recipe), space)
+    search = Search(spec, job.folder, job.trials, lambda _: tick(), extend=True)
+    search.run()
+    if search.best is None:
+        raise RuntimeError(f"{job.label}: no trial ended well; the first: {search.trials[0].error}")
+    trials = [{"params": t.params, "val": t.value, "state": t.state, "round": t.best_round} for t in search.trials]
+    record: Record = {
+        "best": search.best.params, "val": search.best.value, "rounds": recipe.train.rounds,
+        "seed": spec.recipe.run.seed, "space": spec.plain()["space"], "trials": trials,
+    }  # fmt: skip
+    write_atomically(job.file, json.dumps(record, indent=1).encode())
+    return time.perf_counter() - began
 
 
 @dataclass
 class Sweep:
-    """The cells of a campaign: those that wait, those that run, and how many have ended or failed."""
+    """The work of a campaign: what waits, what runs, and how much has ended or failed."""
 
     campaign: Campaign
-    watch: Callable[[Sweep, str | None], None] = lambda sweep, label: None  # None: no cell has ended
-    waiting: list[cells.Job] = field(default_factory=list)
-    running: list[cells.Job] = field(default_factory=list)
+    watch: Callable[[Sweep, str | None], None] = lambda sweep, label: None  # None: nothing has ended
+    waiting: list[Work] = field(default_factory=list)
+    running: list[Work] = field(default_factory=list)
     failed: dict[str, BaseException] = field(default_factory=dict)  # by label
     done: int = 0
     total: int = 0
-    rounds: int = 0  # in all cells that are to be run
+    rounds: int = 0  # in all that is to be run
     rounds_done: int = 0
 
-    def add(self, places: Sequence[Place]) -> None:
-        """Cells of places; finished ones with all looks count as done."""
+    def add(self, places: Sequence[Place], tunings: Sequence[Tuning] = ()) -> None:
+        """Searches, and cells of places; finished ones with all looks count as done."""
         looks: dict[str, dict[str, None]] = {}
         ahead: dict[str, Place] = {}
         for place in places:
@@ -161,30 +244,32 @@ class Sweep:
             if not self.campaign.has(place):
                 wanted.update(dict.fromkeys(place.study.looks))
                 ahead.setdefault(place.cell.key, place)
+        searches = [tuning for tuning in tunings if tuning.best() is None and tuning.label not in self.failed]
+        self.waiting += searches
         for key, place in ahead.items():
             if place.label not in self.failed:
-                root, any_version, needed = self.campaign.root, self.campaign.any_version, tuple(looks[key])
-                folder = place.cell.folder(root, any_version=any_version, looks=needed)
-                recipe = place.cell.recipe
-                self.waiting.append(cells.Job(place.label, folder, place.cell.own(root), recipe.tables(), needed))
-                self.rounds += recipe.train.rounds
-        self.total = len(looks)
+                recipe = place.cell.recipe.tables()
+                self.waiting.append(cells.Job(place.label, self.campaign.folder(place), recipe, tuple(looks[key])))
+        self.rounds += sum(map(_rounds, self.waiting))
+        self.total = len(looks) + len(tunings)
         self.done = self.total - len(self.waiting)
 
-    def run(self, work: Callable[..., float] = cells.work) -> None:
-        """All cells that wait. One that fails does not stop the others."""
-        ended = completed(work, self._draw, workers=self.campaign.workers, tick=lambda: self.watch(self, None))
+    def run(self, work: Callable[..., float] = work) -> None:
+        """All that waits. A cell that fails does not stop the others."""
+        ended: Iterator[tuple[Work, Future[float]]] = completed(
+            work, self._draw, workers=self.campaign.workers, tick=lambda: self.watch(self, None)
+        )
         for job, future in ended:
             self.running.remove(job)
             self.done += 1
-            self.rounds_done += job.recipe["train"]["rounds"]
+            self.rounds_done += _rounds(job)
             label, error = job.label, future.exception()
             if error is not None:
                 self.failed[job.label] = error
                 label += f" failed: {type(error).__name__}: {error}"
             self.watch(self, label)
 
-    def _draw(self) -> cells.Job | None:
+    def _draw(self) -> Work | None:
         if not self.waiting:
             return None
         self.running.append(self.waiting.pop(0))
@@ -193,7 +278,9 @@ class Sweep:
     @property
     def share(self) -> float:
         """How much of this session's work is done."""
-        return (self.rounds_done + sum(len(_timing(job)) for job in self.running)) / max(1, self.rounds)
+        begun = [job.folder / "timing.jsonl" for job in self.running if isinstance(job, cells.Job)]
+        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in begun if path.exists())
+        return (self.rounds_done + lines) / max(1, self.rounds)
 
     def check(self) -> None:
         """An error if cells have failed: the first of them, with its origin."""
@@ -203,54 +290,63 @@ class Sweep:
             raise RuntimeError(f"{text}\n{trace}") from error
 
 
-def _timing(job: cells.Job) -> list[str]:
-    path = job.folder / "timing.jsonl"
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+def _rounds(job: Work) -> int:
+    if isinstance(job, Tuning):
+        return job.trials * job.recipe.train.rounds
+    rounds: int = job.recipe["train"]["rounds"]
+    return rounds
 
 
 def run(studies: Sequence[Study], campaign: Campaign, watch: Callable[[Sweep, str | None], None]) -> Sweep:
-    """All cells of some studies; when the first seeds are there, those that are repeated."""
-
-    def places() -> list[Place]:
-        return share([place for study in studies for place in campaign.all_places(study)], campaign.part)
-
+    """Searches first, then the cells of some studies; when the first seeds are there, those that are repeated."""
     sweep = Sweep(campaign, watch)
-    sweep.add(places())
-    watch(sweep, "")
-    sweep.run()
-    sweep.add(places())
-    sweep.run()
+    first = True
+    while first or sweep.waiting:
+        sweep.run()
+        tunings = list({t.folder: t for study in studies for t in campaign.tunings(study)}.values())
+        places = [place for study in studies for place in campaign.all_places(study)]
+        labels = [(t.label, str(t.folder)) for t in tunings] + [(p.label, p.cell.key) for p in places]
+        keys = share(labels, campaign.part)
+        sweep.add([p for p in places if p.cell.key in keys], [t for t in tunings if str(t.folder) in keys])
+        if first:
+            watch(sweep, "")
+        first = False
     return sweep
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of the cells that are not finished, within a factor of two."""
+    """Of what is not finished, within a factor of two."""
 
     cells: int
     seconds: float  # with the workers asked for
-    disk: float  # bytes in the end
-    peak: float  # bytes while cells run
+    disk: float  # bytes while cells run
 
 
 def estimate(studies: Sequence[Study], campaign: Campaign) -> Estimate:
-    """How long some studies will take and how much room they need."""
-    places = share([place for study in studies for place in _repeats(study, campaign)], campaign.part)
-    return estimate_of(places, campaign)
-
-
-def estimate_of(places: Sequence[Place], campaign: Campaign) -> Estimate:
-    """The same for some places."""
-    ahead = {place.cell.key: place for place in places if not usable(campaign.folder(place), place.study.looks)}
-    seconds, disk, largest = 0.0, 0.0, 0.0
-    for place in ahead.values():
-        recipe, world = place.cell.recipe, campaign.scale.worlds[place.column.data]
-        options = tuple(sorted(recipe.model.options.items()))
-        size = 4.0 * _size(recipe.model.name, world.shape, world.classes, options)
-        seconds += _seconds(recipe, world)
-        disk += 1e6 + (size * (1 + 0.063 * world.clients) if recipe.algorithm.name == "pfedgate" else 0.0)
-        largest = max(largest, 2 * size * world.clients)  # some methods have a whole model per client, old and new
-    return Estimate(len(ahead), seconds / campaign.workers, disk, disk + largest * campaign.workers)
+    """How long some studies will take and how much room they need; seeds to come are those of all rows."""
+    places = [place for study in studies for place in campaign.all_places(study)]
+    tunings = {t.folder: t for study in studies for t in campaign.tunings(study) if t.best() is None}
+    keys = share(
+        [(p.label, p.cell.key) for p in places] + [(t.label, str(t.folder)) for t in tunings.values()], campaign.part
+    )
+    ahead = {p.cell.key: p for p in places if not usable(campaign.folder(p), p.study.looks) and p.cell.key in keys}
+    seconds, largest = 0.0, 0.0
+    worlds = {world.settings.get("data.name", name): world for name, world in campaign.scale.worlds.items()}
+    work = [(p.cell.recipe, 1) for p in ahead.values()]
+    work += [(t.recipe, t.trials) for folder, t in tunings.items() if str(folder) in keys]
+    for recipe, times in work:
+        world = worlds[recipe.data.name]
+        size, step = _network(
+            recipe.model.name,
+            world.shape,
+            world.classes,
+            tuple(sorted(recipe.model.options.items())),
+            recipe.run.device,
+        )
+        seconds += times * step * _batches(recipe, world)
+        largest = max(largest, 3 * size * world.clients)  # some methods have a whole model per client: old, new, best
+    return Estimate(len(work), seconds / campaign.workers, 1e6 * len(work) + largest * campaign.workers)
 
 
 def long(seconds: float) -> str:
@@ -264,38 +360,22 @@ def long(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
-def _repeats(study: Study, campaign: Campaign) -> list[Place]:
-    """Places of all seeds: until it is clear which rows are repeated, the last ones stand for them."""
-    places, scale = campaign.all_places(study), campaign.scale
-    if study.more_seeds and scale.best is not None and len({place.seed for place in places}) < scale.seeds:
-        rows = [row.name for row in study.rows][-scale.best - 1 :]
-        places += [place for seed in range(1, scale.seeds) for place in campaign.places(study, seed, rows)]
-    return places
-
-
-def _seconds(recipe: Recipe, world: World) -> float:
-    options = tuple(sorted(recipe.model.options.items()))
-    step = _step(recipe.model.name, world.shape, world.classes, options, recipe.run.device)
+def _batches(recipe: Recipe, world: World) -> float:
+    """How many dense training steps a run is worth."""
     clients = recipe.clients.fraction if recipe.clients.number is None else recipe.clients.number / world.clients
     batches = TRAINING * world.images / BATCH * clients * recipe.train.epochs * recipe.train.rounds
-    budget = recipe.clients.budget
     if recipe.algorithm.name == "pfedgate":  # its gate, and the share of the model that it uses
-        passes = 0.15 + (float(budget) if isinstance(budget, (int, float)) else 0.5)
-    else:
-        cost = methods.cost_of(recipe.algorithm.name)
-        passes = 1.0 if cost is None else cost.compute
-    return step * batches * passes * SCORING
+        budget = recipe.clients.budget
+        return SCORING * batches * (0.15 + (float(budget) if isinstance(budget, (int, float)) else 0.5))
+    cost = methods.cost_of(recipe.algorithm.name)
+    return SCORING * batches * (1.0 if cost is None else cost.compute)
 
 
 @lru_cache(maxsize=16)
-def _size(name: str, shape: tuple[int, ...], classes: int, options: tuple[Any, ...]) -> int:
-    with seeded(0, "estimate"):
-        return sum(p.numel() for p in models.build(name, shape, classes, **dict(options)).parameters())
-
-
-@lru_cache(maxsize=16)
-def _step(name: str, shape: tuple[int, ...], classes: int, options: tuple[Any, ...], device: str) -> float:
-    """Seconds of a dense training step on this machine, one thread or one accelerator."""
+def _network(
+    name: str, shape: tuple[int, ...], classes: int, options: tuple[Any, ...], device: str
+) -> tuple[float, float]:
+    """Bytes of a model, and seconds of its dense training step on this machine, one thread or one accelerator."""
     where = choose_device(device)
     # Other work on this machine does not count in processor time, so the estimate does not depend on it.
     clock = time.process_time if where.type == "cpu" else time.perf_counter
@@ -309,4 +389,4 @@ def _step(name: str, shape: tuple[int, ...], classes: int, options: tuple[Any, .
             if where.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(clock() - began)
-    return min(seconds[1:])
+    return 4.0 * sum(p.numel() for p in model.parameters()), min(seconds[1:])

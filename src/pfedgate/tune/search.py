@@ -30,6 +30,8 @@ SEARCHES = ("tpe", "random", "grid")
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 JOURNAL, ABOUT = "journal.log", "search.json"  # files of a search's folder
 STARTUP = 4  # trials before their results guide the next ones, or end one early
+OTHER_SEED = 1000  # added to a recipe's: settings are not chosen on the partition that is reported
+EXTRA, FARTHER = 6, 3  # trials beyond those asked for, and steps beyond an end, while the best trial is at an edge
 WARMUP = 0.25  # share of the rounds in which no trial is ended: some start slowly
 
 
@@ -88,7 +90,7 @@ def base(recipe: Recipe, rounds: int | None = None) -> Recipe:
         recipe,
         train=replace(recipe.train, rounds=rounds),
         evaluate=replace(recipe.evaluate, every=every, points=("after_broadcast",), novel=False),
-        run=replace(recipe.run, workers=1, keep_best=False),
+        run=replace(recipe.run, workers=1, keep_best=False, seed=recipe.run.seed + OTHER_SEED),
     )
 
 
@@ -130,9 +132,14 @@ class Search:
     """The trials of a specification, in a folder. `trials` may be raised later: then the search goes on."""
 
     def __init__(
-        self, spec: SearchSpec, folder: Path, trials: int, watch: Callable[[Search], None] = lambda _: None
+        self,
+        spec: SearchSpec,
+        folder: Path,
+        trials: int,
+        watch: Callable[[Search], None] = lambda _: None,
+        extend: bool = False,
     ) -> None:
-        self.spec, self.folder, self.wanted, self._watch = spec, folder, trials, watch
+        self.spec, self.folder, self.wanted, self._watch, self.extend = spec, folder, trials, watch, extend
         self._points = points = spaces.listed(spec.space)
         if points is not None:
             self.wanted = min(trials, len(points))
@@ -186,9 +193,7 @@ class Search:
         """The next trial, as optuna's; None if all have been drawn or every point has been tried."""
         taken = {trial.user_attrs["slot"] for trial in self._frozen()}
         slot = next((number for number in range(self.wanted) if number not in taken), None)
-        if slot is None:
-            return None
-        asked = self._choose(slot)
+        asked = self._beyond(taken) if slot is None else self._choose(slot)
         if asked is not None:
             self._running[asked._trial_id] = asked
         return asked
@@ -252,6 +257,26 @@ class Search:
             self._lose(asked, "tried before")
         return self._fix(slot, next((point for point in self._points or [] if point not in seen), None))
 
+    def _beyond(self, taken: set[int]) -> Any | None:
+        """A trial one step beyond the edge that the best one is at; None if it is at none, or others still run."""
+        best = self.best
+        slot = max(self.wanted, *(number + 1 for number in taken)) if taken else 0
+        if not self.extend or self._running or best is None or slot >= self.wanted + EXTRA:
+            return None
+        records = self._frozen()
+        seen = [trial.params for trial in records]
+        point: Point = next(trial.params for trial in records if trial.user_attrs["slot"] == best.slot)
+        for name, axis in self.spec.space.items():
+            place = point[name]
+            if not isinstance(axis, Choices) or not axis.ordered:
+                continue
+            for other in (place - 1, place + 1):
+                outside = other < 0 or other >= len(axis.values)
+                near = -FARTHER <= other < len(axis.values) + FARTHER
+                if outside and near and axis.reaches(other) and {**point, name: other} not in seen:
+                    return self._fix(slot, {**point, name: other})
+        return None
+
     def _fix(self, slot: int, point: Point | None) -> Any | None:
         """A trial of a certain point, written at once: a kill leaves no point without its slot."""
         if point is None:
@@ -259,7 +284,7 @@ class Search:
         trials = _optuna().trial
         self._study.add_trial(
             trials.create_trial(
-                state=trials.TrialState.RUNNING, params=point, distributions=_distributions(self.spec.space),
+                state=trials.TrialState.RUNNING, params=point, distributions=_distributions(self.spec.space, point),
                 user_attrs={"slot": slot},
             )
         )  # fmt: skip
@@ -317,16 +342,19 @@ def _study(journal: Path, rounds: int) -> Any:
         return optuna.create_study(**about, direction="maximize")
 
 
-def _distributions(space: Space) -> dict[str, Any]:
-    """A space in optuna's words: places in lists, numbers from ranges."""
+def _distributions(space: Space, point: Point | None = None) -> dict[str, Any]:
+    """A space in optuna's words, wide enough for a point: places in lists, numbers from ranges."""
     kinds = _optuna().distributions
 
-    def distribution(axis: spaces.Axis) -> Any:
+    def distribution(name: str, axis: spaces.Axis) -> Any:
         if isinstance(axis, Choices):
             last = len(axis.values) - 1
-            return kinds.IntDistribution(0, last) if axis.ordered else kinds.CategoricalDistribution(range(last + 1))
+            if not axis.ordered:
+                return kinds.CategoricalDistribution(range(last + 1))
+            place = int((point or {}).get(name, 0))
+            return kinds.IntDistribution(min(0, place), max(last, place))
         if axis.whole:
             return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
         return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
 
-    return {name: distribution(axis) for name, axis in space.items()}
+    return {name: distribution(name, axis) for name, axis in space.items()}

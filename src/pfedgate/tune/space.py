@@ -43,8 +43,22 @@ class Choices:
         return min(range(len(self.values)), key=lambda at: abs(_log(self.values[at]) - _log(value)))
 
     def value(self, place: int) -> Any:
-        """The value at a place."""
-        return self.values[place]
+        """The value at a place; beyond an end it goes on in the ratio of the last two.
+
+        >>> Choices((0.03, 0.1)).value(2), Choices((5, 10)).value(-1)
+        (0.333, 2)
+        """
+        if 0 <= place < len(self.values):
+            return self.values[place]
+        edge, inner = self.values[:2] if place < 0 else self.values[:-3:-1]
+        value = edge * (edge / inner) ** (-place if place < 0 else place - len(self.values) + 1)
+        return round(value) if isinstance(edge, int) else float(f"{value:.3g}")
+
+    def reaches(self, place: int) -> bool:
+        """Whether there is a value beyond an end: two positive numbers make a ratio, and whole ones must differ."""
+        if len(self.values) < 2 or not min(self.values) > 0:
+            return False
+        return bool(0 < self.value(place) != self.value(place + 1 if place < 0 else place - 1))
 
     def __str__(self) -> str:
         return ", ".join(map(toml.dump, self.values))
@@ -108,8 +122,16 @@ def choices(values: Sequence[Any]) -> Choices:
     return Choices(tuple(sorted(distinct.values))) if distinct.ordered else distinct
 
 
-def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None) -> Space:
-    """The space for the method of a recipe: the usual one, `params` over it.
+# What the task offers to every method alike: see `core.prior` and [train].
+CARE = {
+    "train.schedule": ("constant", "cosine"),
+    "train.correction": ("none", "training"),
+    "train.initial_scale": (1.0, 1.4, 2.0),
+}
+
+
+def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None, *, care: bool = False) -> Space:
+    """The space for the method of a recipe: the usual one, with what the task offers (`care`), `params` over it.
 
     Settings of [algorithm] that another method has are left out here; `checked` sees to it that some method has them.
 
@@ -119,7 +141,12 @@ def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None) -> Space:
     """
     method = recipe.algorithm.name
     grid = {f"algorithm.{name}": values for name, values in algorithms.get(method).grid.items() if len(values) > 1}
-    space: Space = {name: choices(values) for name, values in {"train.lr": RATES, **grid}.items()}
+    if care:  # numbers alone are in order, and only an order has edges to go beyond
+        numbers = {name: tuple(v for v in values if v is not None) for name, values in grid.items()}
+        grid = {name: values if len(numbers[name]) < 2 else numbers[name] for name, values in grid.items()}
+    space: Space = {
+        name: choices(values) for name, values in {"train.lr": RATES, **grid, **(CARE if care else {})}.items()
+    }
     for name, axis in (params or {}).items():
         section, _, key = name.partition(".")
         if section != "algorithm" or key in options_of("algorithm", method):
