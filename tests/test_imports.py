@@ -26,7 +26,8 @@ FLOORS = [
     {"runs"},
     {"experiment", "theory"},
     {"deploy", "report", "export"},
-    {"studies", "tune"},
+    {"tune"},
+    {"studies"},
     {"cli", "demo"},
 ]
 RANK = {name: rank for rank, names in enumerate(FLOORS) for name in names}
