@@ -10,10 +10,10 @@ BENCH ?= step
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: run demo test lint unit format bench docs test-slow test-deploy test-long studies clean
+.PHONY: run test lint unit format bench docs test-slow test-deploy test-long studies release-check clean
 .DEFAULT_GOAL := run
 
-# .installing becomes .installed when all is there: what was cut short is made anew, not believed.
+# An interrupted install leaves .installing; the next `make` rebuilds.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@rm -f $@
 	@if [ -e $(VENV)/.installing ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
@@ -28,11 +28,8 @@ $(VENV)/.extra-%: $(VENV)/.installed
 	$(INSTALL) -e ".[$*]"
 	@touch $@
 
-run: $(VENV)/.installed  ## pFedGate beside FedAvg on the embedded digits: a table, and a report to open
-	$(VENV)/bin/pfedgate compare pfedgate:clients.budget=0.5 fedavg --report
-
-demo: $(VENV)/.installed  ## gating alone: what each budget costs and saves
-	$(PY) -m pfedgate.demo
+run: $(VENV)/.installed  ## the demo: pFedGate beside its strongest cheap opponents, a table and a report to open
+	$(VENV)/bin/pfedgate demo
 
 test: lint unit  ## everything CI runs: lint, types, tests, doctests
 
@@ -68,6 +65,13 @@ bench: $(VENV)/.installed  ## BENCH=step: one of benchmarks/
 
 docs: $(VENV)/.extra-docs  ## the documentation site, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict && echo "site/index.html"
+
+# What a user gets: wheel and sdist, checked, installed where nothing of this folder is seen, and the demo run from there.
+release-check: $(VENV)/.extra-release
+	rm -rf dist build/release
+	$(PY) -m build --quiet --outdir dist
+	$(PY) -m twine check --strict dist/*
+	for kind in whl tar.gz; do $(PY) scripts/release_check.py dist/*.$$kind || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -214,6 +214,25 @@ def test_compare_prints_a_table_and_the_folders(pf: Callable[..., Any]) -> None:
         runfolder.load("c")
 
 
+def test_a_method_of_a_comparison_may_have_a_name(pf: Callable[..., Any]) -> None:
+    pf("compare", "small=pfedgate:clients.budget=0.3", "fedavg", "--out", "c", settings=TINY)
+    runs = runfolder.load_all("c")
+    assert [run.name for run in runs] == ["small", "fedavg"]
+    assert (runs[0].recipe.algorithm.name, runs[0].recipe.clients.budget) == ("pfedgate", 0.3)
+    assert "the same method twice" in pf("compare", "a=fedavg", "a=ditto", settings=TINY, code=1).stderr
+
+
+def test_the_demo_compares_and_writes_a_report(pf: Callable[..., Any]) -> None:
+    few = ["--set", "data.samples=300", "--set", "data.clients=4", "--set", "train.rounds=1", "--set", "run.workers=1"]
+    said = pf("demo", "--out", "d", *few).stdout
+    names = [run.name for run in runfolder.load_all("d")]
+    assert names == ["pfedgate-0.3", "fedavg", "fedavg-corrected", "narrow-corrected", "fedavg-ft", "fedper"]
+    assert all(f"│ {name} " in said for name in names)
+    assert Path("d/report.html").stat().st_size > 500_000
+    costs = {run.name: run.summary["flops"] for run in runfolder.load_all("d")}
+    assert costs["narrow-corrected"] == pytest.approx(costs["pfedgate-0.3"], rel=0.1), "a narrow network of equal FLOPs"
+
+
 def test_a_comparison_shows_the_last_round_and_the_one_best_on_validation(pf: Callable[..., Any]) -> None:
     pf("compare", "fedavg", "local_only", "--out", "c", settings=TINY)
     summaries = [  # the last round alone would tell another story

@@ -28,7 +28,7 @@ FLOORS = [
     {"deploy", "report", "export"},
     {"tune"},
     {"studies"},
-    {"cli", "demo"},
+    {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(FLOORS) for name in names}
 

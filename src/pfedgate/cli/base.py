@@ -144,7 +144,7 @@ def of_method(recipe: str | Path | None, over: Sequence[Mapping[str, Any]], meth
     from pfedgate.config import recipe as config
     from pfedgate.config import toml
 
-    name, _, own = method.partition(":")
+    name, _, own = _split(method)[1].partition(":")
     settings = [text for text in toml.split(own) if text]
     return config.resolve(recipe, {"algorithm": name}, *over, config.settings(settings, section="algorithm"))
 
@@ -158,22 +158,29 @@ def tuned_note(recipe: Path | None, methods: Sequence[str]) -> str:
     if path is None or not path.exists():
         return ""
     sections = toml.read(path).get("tuned", {}).keys() - toml.read(str(recipe)).get("tuned", {}).keys()
-    names = [name for name in dict.fromkeys(method.partition(":")[0] for method in methods) if name in sections]
+    names = [name for name in dict.fromkeys(_split(one)[1].partition(":")[0] for one in methods) if name in sections]
     return f"tuned settings of {', '.join(names)}: {path}" if names else ""
 
 
-def label(method: str) -> str:
-    """A method as the name of a folder.
+def _split(method: str) -> tuple[str, str]:
+    """The name that a method was given, or none, and the method: `narrow=fedavg:model.width=0.3`."""
+    name, _, rest = method.partition("=")
+    return (name, rest) if rest and ":" not in name else ("", method)
 
-    >>> label("pfedgate:clients.budget=0.3")
-    'pfedgate-budget=0.3'
+
+def label(method: str) -> str:
+    """A method as the name of a folder: what it was called, or its settings.
+
+    >>> label("pfedgate:clients.budget=0.3"), label("narrow=fedavg:model.width=0.3")
+    ('pfedgate-budget=0.3', 'narrow')
     """
     from pfedgate.config import toml
 
-    name, _, own = method.partition(":")
+    given, method = _split(method)
+    name, _, own = (given or method).partition(":")
     settings = [text.rpartition("=") for text in toml.split(own) if text]
     parts = [name, *(f"{key.rpartition('.')[2]}={value}" for key, _, value in settings)]
-    return "-".join("".join(c if c.isalnum() or c in "._=" else "_" for c in part) for part in parts)
+    return "-".join("".join(c if c.isalnum() or c in "._=-" else "_" for c in part) for part in parts)
 
 
 def _version(wanted: bool) -> None:
