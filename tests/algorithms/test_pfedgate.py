@@ -16,7 +16,7 @@ from torch import nn
 
 from pfedgate import algorithms, data, models
 from pfedgate.algorithms.pfedgate import PFedGate
-from pfedgate.algorithms.pfedgate.personal import Setting, fresh_gate, log_frequencies, workspace
+from pfedgate.algorithms.pfedgate.personal import Setting, fresh_gate, workspace
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES
 from pfedgate.core import measure
 from pfedgate.core.mergers import merge
@@ -121,28 +121,6 @@ def first_gate(algorithm: PFedGate, one: Local) -> tuple[torch.nn.Module, torch.
     got = algorithm.init_server(0)
     model = algorithm.predictor(got, algorithm.init_client(got, one), one.card)
     return model, model(one.prepare(one.train.x[:16])).detach()
-
-
-def test_a_new_gate_knows_the_frequencies_of_its_clients_classes(task: Task, federation: data.Federation) -> None:
-    one = budgeted_local(federation, budget=1.0)
-    logs = log_frequencies(one.train.y, 10).float()
-    counts = torch.bincount(one.train.y, minlength=10)
-    assert logs.argmax() == counts.argmax()
-    assert logs.max() - logs.min() > 1
-    # With a shift, by the shift.
-    (_, plain), (_, told) = (first_gate(pfedgate(task, {"shift": True}, start=s), one) for s in ("random", "labels"))
-    torch.testing.assert_close(told - plain, logs.expand_as(plain), rtol=0, atol=1e-5)
-    # Without, by the weights of the outputs, in the order of the frequencies; nothing else changes.
-    (plain_model, _), (told_model, _) = (first_gate(pfedgate(task, start=s), one) for s in ("random", "labels"))
-    outputs = torch.from_numpy(told_model.gated.plan.class_blocks)
-    before, after = plain_model.gated.last.weights, told_model.gated.last.weights
-    change = after[outputs] - before[outputs]
-    assert torch.equal(change.sign(), logs.sign())
-    assert (logs == 0).any(), "classes that are neither rare nor frequent tell nothing"
-    assert change.abs().max() > 0.1
-    others = torch.ones(len(before), dtype=torch.bool)
-    others[outputs] = False
-    assert torch.equal(before[others], after[others])
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_weights_left_out_for_size(
 
 
 def test_the_tree_says_what_gates_started_from(browser: Browser, runs: Path, tmp_path: Path) -> None:
-    chosen = {"algorithm": {"name": "pfedgate", "start": "random"}, "train": {"rounds": 1}}
+    chosen = {"algorithm": {"name": "pfedgate"}, "train": {"rounds": 1}}
     experiment.run(SMALL, **chosen, out=tmp_path / "random")
     for folder, labels in ((runs / "pfedgate", True), (tmp_path / "random", False)):
         browser.open(report.write([folder], tmp_path / "r.html")[0])

@@ -39,6 +39,7 @@ class FedBABU(Algorithm):
     paper = "Oh et al. 2022, FedBABU: Toward Enhanced Representation for Federated Image Classification"
     shares = "the body"
     keeps = "nothing (the initial head)"
+    tunes = True
     grid: ClassVar = {"tune_epochs": (1, 3, 5), "tune_lr": (None, 0.003, 0.01, 0.03, 0.05), "tune_part": TUNED}
 
     def __post_init__(self) -> None:
@@ -65,8 +66,15 @@ class FedBABU(Algorithm):
         body = split(done.state, self._head.__contains__)[1]
         return Update(body, local.n, done.metrics), private
 
+    def own_epochs(self, got: State, private: State, local: Local) -> tuple[State, State, float]:
+        """Fine-tuning of the whole model at the rate of these epochs; `personalise` leaves it at that."""
+        tuned = fit(self.task, parts.join(got, private), local)
+        return got, {**private, **under("tuned/", tuned.state)}, tuned.flops
+
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The model after fine-tuning on the client's training data."""
+        if inside("tuned/", private):
+            return private
         part = {"all": parts.everything(self.task), "head": self._head}
         names = parts.parameters(self.task, part.get(self.tune_part, parts.everything(self.task) - self._head))
         state = parts.join(got, private)

@@ -56,10 +56,10 @@ class Train:
     warmup: int = 0  # rounds of linear rise; small networks need none
     # Times the initial weights of hidden layers, which torch draws too small for ReLU: for every method alike. Networks
     # with norms and modules of your own keep theirs.
-    initial_scale: float = 1.0
+    initial_scale: float = 1.4
     # Log frequencies of a client's labels, added to its model's outputs: "prediction" when it is used, "training" in
     # the loss, too. They never leave the client.
-    correction: Literal["none", "prediction", "training"] = "none"
+    correction: Literal["none", "prediction", "training"] = "training"
     shift: bool = False  # a private value per class, added to the outputs and learnt by the client
     shift_lr: float | None = None  # its rate; none: the model's
 

@@ -214,6 +214,25 @@ def _homeless(key: str) -> str:
     return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
 
 
+# Options that moved to the task: where to, and what their values are called there.
+MOVED: dict[tuple[str, str], tuple[str, str, dict[Any, Any]]] = {
+    ("pfedgate", "start"): ("train", "correction", {"labels": "training", "random": "none"}),
+}
+
+
+def _moved(layer: Tables) -> Tables:
+    """A layer with its moved options in their new places, and said."""
+    method = layer.get("algorithm", {})
+    for (name, key), (section, new, values) in MOVED.items():
+        if key in method and method.get("name", name) == name:
+            value = values.get(method.pop(key), None)
+            if value is None:
+                raise RecipeError(f"algorithm.{key} is {section}.{new} now: one of {', '.join(values.values())}")
+            layer.setdefault(section, {}).setdefault(new, value)
+            warnings.warn(f"[algorithm] is of an earlier version: {key} is {section}.{new} now", stacklevel=4)
+    return layer
+
+
 def resolve(*layers: Layer | str | Path | None) -> Recipe:
     """One recipe from layers, each a path, a mapping of sections, or None; the last one wins.
 
@@ -276,7 +295,7 @@ def _spread(layer: Layer) -> Tables:
         if not isinstance(value, Mapping):
             raise RecipeError(f"[{section}] is a section: give it a table of settings, got {value!r}")
         tables.setdefault(section, {}).update(value)
-    return tables
+    return _moved(tables)
 
 
 def _current(table: Layer, section: str, names: Mapping[str, str]) -> dict[str, Any]:

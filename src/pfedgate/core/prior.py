@@ -52,12 +52,13 @@ class Own:
     def __init__(self, task: Task, private: State, local: Local, step: Callable[[float], Step] | None = None) -> None:
         self.task = task
         self.prior: Tensor | None = None
-        if task.correction != "none" and task.classes is not None and not (labels := local.train.y).is_floating_point():
-            logs = log_frequencies(labels, task.classes)
+        classes = task.classes if task.kind == "classification" else None
+        if task.correction != "none" and classes and not (labels := local.train.y).is_floating_point():
+            logs = log_frequencies(labels, classes)
             self.prior = logs.float().to(local.device) if logs.count_nonzero() else None
         self.shift: Tensor | None = None
-        if task.shift and task.classes is not None:
-            start = private.get(SHIFT, torch.zeros(task.classes))
+        if task.shift and classes:
+            start = private.get(SHIFT, torch.zeros(classes))
             self.shift = start.to(local.device).clone().requires_grad_()
             rate = (task.optim.lr if task.shift_lr is None else task.shift_lr) * local.round.factor
             self._step = None if step is None else step(rate)

@@ -37,6 +37,8 @@ from pfedgate.engine.files import DamagedError, write_atomically
 from pfedgate.engine.store import DiskStore
 from pfedgate.runs.environment import environment, other_bits
 
+# A folder has every option, so one that lacks these was trained without them.
+BEFORE = {"train": {"correction": "none", "initial_scale": 1.0}}
 CONFIG, ENVIRONMENT, COMPARISON = "config.toml", "environment.json", "comparison.json"
 
 
@@ -54,7 +56,9 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe of the run."""
-        return config.resolve(self.config)
+        plain = self.config
+        plain.get("algorithm", {}).pop("start", None)  # older gates hold what they started from
+        return config.resolve(BEFORE, plain)
 
     @cached_property
     def config(self) -> dict[str, Any]:

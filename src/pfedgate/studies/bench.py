@@ -28,7 +28,7 @@ from pfedgate.core.seeds import seeded
 from pfedgate.core.state import nbytes
 from pfedgate.core.types import Card, Round, State
 from pfedgate.core.version import RESULTS
-from pfedgate.engine.endpoint import Endpoint, Reply
+from pfedgate.engine.endpoint import Endpoint, Reply, own_part
 from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
@@ -92,8 +92,9 @@ class Bench:
         """The client's model, as it is used."""
         got = self.algorithm.send(self.server, self.card, self.round)
         local = self.reach.local(self.card, self.round)
-        private = self.algorithm.personalise(got, self.reach.store.get(self.card.id) or {}, local)
-        return self.algorithm.predictor(got, private, self.card).eval()
+        own, private = own_part(self.algorithm, self.reach.store.get(self.card.id) or {}, local)
+        method = own.method(self.algorithm)
+        return own.model(method, method.predictor(got, method.personalise(got, private, local), self.card)).eval()
 
     def counted(self) -> float:
         """FLOPs of a client's round, as torch counts them; without what a server does to make what it sends."""

@@ -16,10 +16,9 @@ and `tiles` how a model is cut into parts, which are sent and merged.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from pfedgate.algorithms import register
 from pfedgate.algorithms.pfedgate import masks
 from pfedgate.algorithms.pfedgate import tiles as wire
-from pfedgate.algorithms.pfedgate.personal import Personal, Setting, fresh_gate, start_at_labels, workspace
+from pfedgate.algorithms.pfedgate.personal import Personal, Setting, fresh_gate, workspace
 from pfedgate.algorithms.pfedgate.tiles import BLOCKS, VALUES, SparseMean, TileMean, Tiles
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
@@ -58,23 +57,20 @@ class PFedGate(Algorithm):
     # times as much of the model. The gradient stays that of the batch (BatchNorm aside).
     microbatches: int = 1
     variant: str | None = None  # "paper": the published method, literally
-    # "labels": a gate starts from how often its client has each class, so that the shared model need not learn what
-    # only the client's labels say.
-    start: Literal["labels", "random"] = "labels"
     # With gate.candidates > 1 a client keeps the candidate with the lowest loss on so many of its samples (`masks`).
     probe: int = 32
     heat: float = 0.15  # it trains under one drawn by loss at first; at 0 under the best, and a few win for all
     adapt_epochs: int = 1  # a novel client's epochs, in which its gate alone is trained
-    # The gate's own switches (GateConfig), with two defaults for models that nobody has trained before. Ranking
-    # "nested": all clients begin with the same blocks. An initial_bias of .85 starts M at 1.4, because torch draws
-    # weights too small for ReLUs; it means the same M for a linear activation.
-    gate: GateConfig = field(default_factory=lambda: GateConfig(ranking="nested", initial_bias=0.85))
+    # The gate's own switches (GateConfig), with another default for models that nobody has trained before. Ranking
+    # "nested": all clients begin with the same blocks.
+    gate: GateConfig = field(default_factory=lambda: GateConfig(ranking="nested"))
 
     paper = "Chen et al., Efficient Personalized FL via Sparse Model-Adaptation, ICML 2023"
     budgeted = True
     shares = "the parts of the model that were live"
     keeps = "the gate"
     reads_batches = True
+    adds = True
     grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
@@ -88,17 +84,12 @@ class PFedGate(Algorithm):
             raise ValueError("microbatches are ours: leave them out with variant='paper'")
         if self.probe < 1 or self.heat < 0:
             raise ValueError(f"probe counts samples, from 1, and heat is at least 0: not {self.probe} and {self.heat}")
-        if self.start == "labels" and self.task.kind != "classification":
-            warnings.warn(f'start = "labels" is skipped: {self.task.kind} has no classes to count', stacklevel=2)
         _ = self._setting  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate: all start alike, so that masks agree at first and differ by what they learn."""
         personal = self._workspace(local.device)
         gate = fresh_gate(personal, self._budget(local.card), local.round.seed)
-        counted = self.start == "labels" and self.task.kind == "classification"
-        if counted and self.gate.init != "ones" and self.variant is None:
-            start_at_labels(personal, gate, local.train.y)
         return {**under("gate/", gate), **masks.new(gate)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -214,7 +205,9 @@ class PFedGate(Algorithm):
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The gated model of this client, within its budget."""
-        return self._load(got, private, card, predicting=True).copy()
+        personal = self._load(got, private, card, predicting=True).copy()
+        personal.added = self.task.added
+        return personal
 
     def inspect(self, got: State, private: State, local: Local) -> dict[str, Any]:
         """What this client's gate makes of its training data, for reports; see `pfedgate.runs.gates`."""

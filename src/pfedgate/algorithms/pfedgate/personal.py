@@ -53,6 +53,7 @@ class Personal(nn.Module):
         self.pristine = copy.deepcopy(gated.gate)  # never loaded into: buffers of a new gate
         self.names = tuple(gated.plan.shapes)
         self.flops, self._densities = 0.0, list[float]()
+        self.added: Tensor | None = None  # to the outputs, when it predicts: see `core.prior`
 
     @cached_property
     def parts(self) -> PlanTiles:
@@ -146,7 +147,7 @@ class Personal(nn.Module):
         out = self.gated(x)
         if self.gated.last is not None:
             self._densities.append(self.gated.last.density)
-        return out
+        return out if self.added is None else out + self.added.to(out.device)
 
     def stats(self) -> dict[str, float]:
         return {"density": float(np.mean(self._densities))} if self._densities else {}
@@ -184,44 +185,3 @@ def fresh_gate(personal: Personal, budget: Budget, seed: int) -> State:
 def _offsets(gate: State, blocks: int) -> Tensor:
     """The entries of a gate's State that M's path adds for each block before the activation."""
     return gate["post_norm.bias"][0] if "post_norm.bias" in gate else gate["fc.bias"][:blocks]
-
-
-def start_at_labels(personal: Personal, gate: State, labels: Tensor) -> None:
-    """Let a new gate know how often its client has each class, as far as it can say so.
-
-    The class shift starts at the logarithm of the frequencies (what Bayes' rule adds when only they differ between
-    clients); without a shift, the weights M of the outputs start higher for frequent classes.
-    """
-    own, blocks = personal.gated.gate, personal.gated.plan.class_blocks
-    classes = own.classes or (0 if blocks is None else len(blocks))
-    if not classes or int(labels.max()) >= classes:
-        return
-    logs = log_frequencies(labels, classes).to(gate["fc.bias"])
-    if own.classes:
-        gate["fc.bias"][-classes:] = logs
-    elif blocks is not None:
-        weights = 2 * torch.sigmoid(logs)  # M around 1, also where no sigmoid makes it
-        start = {"linear": (weights - 1) / own.config.weight_range, "none": weights}.get(own.config.activation, logs)
-        _offsets(gate, own.blocks)[torch.from_numpy(blocks).to(logs.device)] = start
-
-
-def log_frequencies(labels: Tensor, classes: int) -> Tensor:
-    """Logarithms of how likely each class is for a client with these labels, around 0, as far as they tell much.
-
-    Few labels prove little, and a class not seen yet may still come: counts are smoothed by a symmetric Dirichlet
-    prior, of the strength that makes the counts most likely. Then every value is moved towards 0 by 1: smaller
-    differences are chance, or the same for all clients, and those the shared model learns better (on FEMNIST, whose
-    writers have much the same classes, a writer's own counts predict its labels worse than everybody's).
-
-    >>> log_frequencies(torch.tensor([0, 1, 2, 0, 1, 2]), 3).abs().max()
-    tensor(0., dtype=torch.float64)
-    >>> log_frequencies(torch.tensor([0] * 50 + [1] * 5), 3).argsort().tolist()
-    [2, 1, 0]
-    """
-    counts = torch.bincount(labels.cpu().long(), minlength=classes).double()
-    strengths = torch.logspace(-1, 5, 61, dtype=torch.float64)
-    each = strengths[:, None] / classes
-    likelihood = torch.lgamma(strengths) - torch.lgamma(counts.sum() + strengths)
-    likelihood += (torch.lgamma(counts + each) - torch.lgamma(each)).sum(1)
-    logs = (counts + each[int(likelihood.argmax())]).log()
-    return nn.functional.softshrink(logs - logs.mean(), 1.0)
