@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
-from pfedgate import Budget, GateConfig, GatedModel, LiveOptimizer
+from pfedgate import Budget, GateConfig, GatedModel
 from pfedgate.gating.slicing.live import Pass
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,11 +43,15 @@ def random_gate(gated: GatedModel, seed: int) -> None:
     pretend(gated, torch.rand(len(gated.plan.blocks), generator=torch.Generator().manual_seed(seed)))
 
 
-def taken(optimizer: LiveOptimizer, monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
-    """The passes that an optimiser takes from now on."""
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
+    """The passes that begin from now on."""
     passes: list[Pass] = []
-    take = optimizer.take
-    monkeypatch.setattr(optimizer, "take", lambda given: (passes.append(given), take(given)))
+
+    def make(*given: Any) -> Pass:
+        passes.append(Pass(*given))
+        return passes[-1]
+
+    monkeypatch.setattr("pfedgate.gating.model.Pass", make)
     return passes
 
 
@@ -161,10 +168,6 @@ def test_usual_orders_of_calls() -> None:
     assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
     with pytest.raises(RuntimeError, match="nothing to step on"):
         optimizer.step()
-    (loss(gated(x)) + loss(gated(x + 1))).backward()
-    with pytest.raises(RuntimeError, match="another pass between"):
-        optimizer.step()
-    optimizer.zero_grad()
     with torch.no_grad():
         gated(x)
     with pytest.raises(RuntimeError, match="nothing to step on"):
@@ -176,7 +179,7 @@ def test_two_backward_passes_through_one_graph_add_up(monkeypatch: pytest.Monkey
     model, x = build("cnn_cifar10")
     gated = pfedgate.gate(model, x, 0.7)
     optimizer = gated.optimizer("sgd", lr=0.1)  # without one, gradients would go to the model
-    passes = taken(optimizer, monkeypatch)
+    passes = begun(monkeypatch)
     gradients = []
     for times in (1, 2):
         value = loss(gated(x))
@@ -195,14 +198,14 @@ def test_live_parts_in_one_piece_are_read_where_they_are(monkeypatch: pytest.Mon
     model, x = build("cnn_cifar10")
     gated = pfedgate.gate(model, x, 0.3, gate={"ranking": "nested"})
     optimizer = gated.optimizer("sgd", lr=0.1)
-    passes = taken(optimizer, monkeypatch)
+    passes = begun(monkeypatch)
     value = loss(gated(x))
     (only,) = passes
-    assert only.selection is gated.last
+    assert only.live is gated.last.live
     whole = dict(model.named_parameters())
     for name, leaf in only.leaves.items():
         there = leaf.untyped_storage().data_ptr() == whole[name].untyped_storage().data_ptr()
-        assert there == (len(only.selection.live.extents[name].rectangles) == 1), name
+        assert there == (len(only.live.extents[name].rectangles) == 1), name
     assert only.leaves["conv2.weight"].numel() < whole["conv2.weight"].numel()
     with torch.no_grad():
         whole["out.weight"].mul_(2.0)  # as for any module, gradients of other weights would be wrong
@@ -319,3 +322,86 @@ def test_a_closure_is_called_with_gradients() -> None:
         first = float(loss(gated(x)))
     assert optimizer.step(closure) == pytest.approx(first, rel=1e-5)
     assert any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("execution", ["sliced", "masked"])
+@pytest.mark.parametrize("kind", ["sgd", "sgd with decay", "adam"])
+@pytest.mark.parametrize("how", ["one loss", "accumulated"])
+def test_gradients_of_several_passes_add_up(how: str, kind: str, execution: str) -> None:
+    """Contrastive losses and accumulation: other blocks in each pass, and what none of them kept stays."""
+    model, x = build("residual")
+    gated = pfedgate.gate(
+        model.double(),
+        x.double(),
+        0.5,
+        gate={"max_share": 9.0, "pool": 1},
+        execution=execution,
+        compensate="none" if execution == "masked" else "sqrt",
+    )
+    gated.eval()  # so that batch norms do not tell the passes apart
+    reference = copy.deepcopy(gated)
+    optimizer = gated.optimizer(kind.split()[0], lr=0.01, gate_lr=0.0, **OPTIONS[kind])
+    before, total, alive = values(gated), {}, {}
+    importances = [torch.rand(len(gated.plan.blocks), generator=torch.Generator().manual_seed(i)) for i in (1, 2)]
+    results = []
+    for importance in importances:
+        pretend(gated, importance)
+        results.append(loss(gated(x.double())))
+        if how == "accumulated":
+            results[-1].backward()
+        pretend(reference, importance)
+        reference.zero_grad()
+        loss(reference(x.double())).backward()
+        assert reference.last is not None
+        for name, p in reference.model.named_parameters():
+            live = reference.last.live
+            part = torch.zeros_like(p) if p.grad is None else p.grad * optimizer._restoring(name, live)
+            total[name] = total.get(name, 0) + part
+            alive[name] = alive.get(name, False) | torch.from_numpy(live.elements(name))
+    if how == "one loss":
+        sum(results).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    assert len(optimizer.touched) == 2
+    for name, p in gated.model.named_parameters():
+        assert torch.equal(p[~alive[name]], before[name][~alive[name]]), name
+        if kind == "sgd":
+            wanted = before[name] - 0.01 * torch.where(alive[name], total[name], 0)
+            assert distance(p, wanted) < 1e-10, name
+    assert any(not torch.equal(p, before[name]) for name, p in gated.model.named_parameters())
+    with pytest.raises(RuntimeError, match="nothing to step on"):
+        optimizer.step()
+
+
+def test_passes_without_gradients_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build("cnn_cifar10")
+    gated = pfedgate.gate(model, x, 0.5)
+    optimizer = gated.optimizer("sgd", lr=0.1)
+    passes = begun(monkeypatch)
+    for _ in range(3):
+        gated(x)  # a look at data, without torch.no_grad()
+    looks = [weakref.ref(leaf) for one in passes for leaf in one.leaves.values() if leaf.numel() > 1000]
+    passes.clear()
+    step(gated, optimizer, x)
+    passes.clear()
+    gc.collect()
+    assert looks
+    assert not any(look() is not None for look in looks)
+
+
+@pytest.mark.parametrize("frozen", ["theta in part", "all of theta", "gate"])
+@pytest.mark.parametrize("execution", ["sliced", "masked"])
+def test_frozen_parameters_do_not_move(execution: str, frozen: str) -> None:
+    model, x = build("mlp")
+    gated = pfedgate.gate(model, x, 0.5, gate={"max_share": 9.0, "pool": 1}, execution=execution)
+    shared, private = dict(gated.model.named_parameters()), list(gated.gate.parameters())
+    still = {"gate": private, "all of theta": list(shared.values()), "theta in part": [shared["fc1.weight"]]}[frozen]
+    for p in still:
+        p.requires_grad_(False)
+    optimizer = gated.optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
+    before = {name: p.detach().clone() for name, p in gated.named_parameters()}
+    for _ in range(2):
+        step(gated, optimizer, x)
+    moved = {name for name, p in gated.named_parameters() if not torch.equal(p, before[name])}
+    names = {name for name, p in gated.named_parameters() if any(p is one for one in still)}
+    assert not moved & names
+    assert moved

@@ -7,7 +7,7 @@ door (`wrap.gate`). A gated step, and where each part of it lives::
              selection/  Selector: the most important blocks that fit the Budget (I*)
              slicing/    Live: which units, entries and inputs are live then
                          Sliced: the model's own layers on live units (or `masked`, the dense reference)
-                         Pass: selection and leaves, which the optimiser takes
+                         Pass: what is live and leaves, which the optimiser takes
              optimizer   LiveOptimizer: moves what was live, and the gate
 
 Read `model.py` first (a step from top to bottom), then `wrap.py` (how a module is wrapped) and `plan.py` (blocks and

@@ -12,11 +12,13 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.gating.gate.network import Gate, GateOutput
@@ -142,13 +144,21 @@ class GatedModel(nn.Module):
 
     def select(self, x: Tensor) -> tuple[Selection, GateOutput]:
         """Ask the gate about a batch and choose the blocks that fit the budget (the one host copy of a step)."""
-        out: GateOutput = self.gate(x)
+        if torch.is_autocast_enabled(x.device.type):  # a choice must not depend on how products are rounded
+            with torch.autocast(x.device.type, enabled=False):
+                out: GateOutput = self.gate(x)
+        else:
+            out = self.gate(x)
         self.last = self.choose(out)
         return self.last, out
 
     def choose(self, out: GateOutput) -> Selection:
         """The blocks that fit the budget, for what a gate said."""
-        importance = out.importance.detach().cpu().numpy().astype(np.float64)
+        importance = out.importance.detach().cpu().double().numpy()
+        if (processes := _together()) > 1:  # one choice for the batches of all processes, as for their joint batch
+            total = torch.from_numpy(importance).to(out.importance.device)
+            torch.distributed.all_reduce(total)
+            importance = (total / processes).cpu().numpy()
         mask = self.plan.keep.copy()
         try:
             mask[self.plan.optional] = self.selector.select(importance[self.plan.optional])
@@ -177,6 +187,8 @@ class GatedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """The adapted model's output for a batch."""
+        if torch.compiler.is_compiling():  # every batch has other shapes; the choice is numpy's, and must stay the same
+            return _as_it_is(self, x)
         if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] == 0:
             _refuse(x)
         if self.gate.config.scope == "sample" and x.shape[0] > 1:
@@ -217,12 +229,22 @@ class GatedModel(nn.Module):
         if pairs:
             torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
 
+    # -- a pass
     def _runner(self, selection: Selection) -> Callable[..., Any]:
         """The adapted model under one selection: (input, M', shift of the classes) -> output. Begins a pass."""
         live, optimizer = selection.live, self._taker() if torch.is_grad_enabled() else None
-        leaves: dict[str, Tensor] | None = None if optimizer is None else {}
-        if optimizer is not None and leaves is not None:
-            optimizer.take(Pass(selection, leaves))
+        apart = _together() == 1  # else gradients go to theta itself, where processes average them
+        leaves: dict[str, Tensor] | None = None
+        receive: Callable[[Tensor], None] | None = None
+        if optimizer is not None:
+            # The graph holds its pass until gradients arrive, so what nobody differentiates is forgotten. The pass does
+            # not hold the graph: that circle would never be collected.
+            given = Pass(live, {})
+            leaves = given.leaves if apart else None
+            receive = partial(_deliver, self._taker, given)
+            if selection.adapted.requires_grad:
+                selection.adapted.register_hook(receive)  # type: ignore[no-untyped-call]
+                receive = None
         program = None
         if self.execution == "sliced":
             if self._program is None or self._program.model is not self.model:
@@ -240,6 +262,10 @@ class GatedModel(nn.Module):
                 y = masked(self.model, self.plan, live, weights, self.compensate, x)
             else:
                 y = Sliced(program, live, weights, fetch)(x)
+            if receive is not None:  # the gate is frozen
+                for tensor in tree_leaves(y):
+                    if isinstance(tensor, Tensor) and tensor.requires_grad:
+                        tensor.register_hook(receive)  # type: ignore[no-untyped-call]
             return y if shift is None else y + shift
 
         return run
@@ -267,8 +293,27 @@ class GatedModel(nn.Module):
         return f"{len(self.plan.blocks)} {self.plan.how} blocks, {self.execution}, gate {share:.1%} of the model"
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _as_it_is(gated: GatedModel, x: Tensor) -> Any:
+    """The pass of a model that torch.compile was told to compile: not compiled."""
+    return gated.forward(x)
+
+
+def _together() -> int:
+    """How many processes train this model in step (DistributedDataParallel around it)."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return torch.distributed.get_world_size() if DistributedDataParallel._active_ddp_module is not None else 1
+
+
 def _nobody() -> None:
     """Takes the place of a weak reference while there is no optimiser."""
+
+
+def _deliver(taker: Callable[[], LiveOptimizer | None], given: Pass, gradient: Tensor) -> None:
+    """A hook: gradients reach a pass, so that its optimiser will step on it."""
+    if (optimizer := taker()) is not None:
+        optimizer.receive(given)
 
 
 def _refuse(x: object) -> None:

@@ -8,13 +8,13 @@ their momentum, stay bit for bit what they were, and the step costs what the liv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 from pfedgate.core.errors import unknown
 from pfedgate.gating.slicing.execute import cut
@@ -47,8 +47,9 @@ class Route(NamedTuple):
 class LiveOptimizer(torch.optim.Optimizer):
     """SGD, Adam or AdamW on the live entries of theta, and the same kind with rate `gate_lr` on the gate.
 
-    One step belongs to one forward pass, or to all of one `GatedModel.microbatches`. `clip` bounds the L2 norm of the
-    gradients of theta and of the gate, separately. Weight decay applies to live entries of theta only.
+    A step goes along the gradients of all passes since the last one: of one, of all of `GatedModel.microbatches`, of
+    several batches whose gradients add up. `clip` bounds the L2 norm of the gradients of theta and of the gate,
+    separately. Weight decay applies to live entries of theta only; frozen parameters never move.
 
     To torch it is an optimiser with two groups of parameters, theta and the gate: schedules of rates, `state_dict` and
     `load_state_dict` work. But gradients of theta have the size of the live part and are not in `parameters().grad`, so
@@ -101,7 +102,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         self._begin()
 
     def _begin(self) -> None:
-        self._passes: list[Pass] = []  # since the last step: the last one, and the one before it
+        self._passes: list[Pass] = []  # those that gradients reached since the last step
         self._routes: tuple[Live | None, dict[str, Route]] = (None, {})  # those of the last selection
         self.gated.give_passes_to(self)
 
@@ -118,16 +119,17 @@ class LiveOptimizer(torch.optim.Optimizer):
             raise ValueError("a LiveOptimizer steps on theta and the gate only; use another optimiser for the rest")
         super().add_param_group(param_group)
 
-    def take(self, given: Pass) -> None:
-        """The gated model's next pass: `step` goes along its gradients."""
-        self._passes = [*self._passes[-1:], given]
+    def receive(self, given: Pass) -> None:
+        """Gradients reach a pass of the gated model: the next step goes along them, too."""
+        if not any(one is given for one in self._passes):
+            self._passes.append(given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients; before or after the forward pass, as with any optimiser."""
-        self._passes = self._passes[-1:]
-        for last in self._passes:
-            for leaf in last.leaves.values():
+        for one in self._passes:
+            for leaf in one.leaves.values():
                 leaf.grad = None
+        self._passes = []
         if not set_to_none:
             super().zero_grad(set_to_none)
             return
@@ -137,18 +139,11 @@ class LiveOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move what was live in the last pass with gradients, and the gate."""
+        """Move what was live in the passes that gradients reached, and the gate."""
         value = None
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
-        for before in self._passes[:-1]:
-            for leaf in before.leaves.values():
-                if leaf.grad is not None:
-                    raise RuntimeError(
-                        "there was another pass between backward() and step(), whose blocks may differ: step after "
-                        "each backward(), and look at other data under torch.no_grad()"
-                    )
         self._step_live()
         self.step_gate()
         self._passes = []
@@ -157,18 +152,12 @@ class LiveOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step_gate(self) -> None:
         """A step of the gate alone; theta stays as it is."""
-        group = self.param_groups[1]
-        moving, gradients, buffers, counts = [], [], [], []
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                moving.append(parameter)
-                gradients.append(parameter.grad)
-                held, count = self._buffers(parameter)
-                buffers.append(held)
-                counts.append(count)
+        moving = [parameter for parameter in self.param_groups[1]["params"] if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in moving]
         if self.clip is not None:
             _clip(gradients, self.clip)
-        self._update(group, moving, gradients, buffers, counts)
+        states = [self._buffers(parameter) for parameter in moving]
+        self._update(self.param_groups[1], moving, gradients, [held for held, _ in states], [n for _, n in states])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on as an optimiser like this one was, rates included."""
@@ -201,31 +190,33 @@ class LiveOptimizer(torch.optim.Optimizer):
 
     def _step_live(self) -> None:
         """A step on views of live entries: no copies of parameters or of their momentum."""
-        last = self._passes[-1] if self._passes else None
-        leaves = {} if last is None else last.leaves or self._cut_gradients(last.selection.live)
-        names, gradients = [], []
-        for name in self._parameters:  # clipping adds up in this order
-            if name in leaves and (gradient := leaves[name].grad) is not None:
-                names.append(name)
-                gradients.append(gradient)
-        if last is None or not gradients:
+        if not self._passes:
             raise RuntimeError("nothing to step on: call the gated model and backward() first, once per step")
-        live = last.selection.live
-        self.touched.add(live.mask.tobytes())
+        lives = list(dict.fromkeys(one.live for one in self._passes))
+        self.touched.update(live.mask.tobytes() for live in lives)
+        live = lives[0]
+        if len(lives) > 1:
+            live = live.plan.live(np.logical_or.reduce([one.mask for one in lives]))
         if self._routes[0] is not live:
             self._routes = (live, {})
         routes = self._routes[1]
-        for name, gradient in zip(names, gradients, strict=True):
+        gradients: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():  # clipping adds up in this order
+            gradient = self._gradient(name, parameter, live, whole=len(lives) == 1)
+            if gradient is None:
+                continue
+            gradients[name] = gradient
             # Numbers may be replaced under a parameter (vector_to_parameters, .to): then views of the old are stale.
-            if name not in routes or routes[name].pointer != self._parameters[name].data_ptr():
+            if name not in routes or routes[name].pointer != parameter.data_ptr():
                 routes[name] = self._route(name, live)
-            if (factor := routes[name].factor) != 1.0:
+            if len(lives) == 1 and (factor := routes[name].factor) != 1.0:
                 gradient.mul_(factor)
         if self.clip is not None:
-            _clip(gradients, self.clip)
-        aside = [] if live.plan.axes or live.mask.all() else self._unowned(names, live)
+            _clip(list(gradients.values()), self.clip)
+        cut_through = not live.plan.axes and not live.mask.all()
+        aside = self._aside(gradients, lives) if cut_through or len(lives) > 1 else []
         values, parts, buffers, counts = [], [], [], []
-        for name, gradient in zip(names, gradients, strict=True):
+        for name, gradient in gradients.items():
             count = None if self.name == "sgd" else self._buffers(self._parameters[name])[1]
             for here, value, held in routes[name].views:
                 values.append(value)
@@ -236,16 +227,24 @@ class LiveOptimizer(torch.optim.Optimizer):
         for tensor, mask, numbers in aside:
             tensor[mask] = numbers
 
-    def _cut_gradients(self, live: Live) -> dict[str, Tensor]:
-        """Live entries with their gradients, cut out of the full ones that masked execution leaves."""
-        leaves = {}
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                leaf = cut(parameter.detach(), name, live)
-                leaf = leaf.clone() if leaf.data_ptr() == parameter.data_ptr() else leaf
-                leaf.grad = cut(parameter.grad, name, live)
-                leaves[name] = leaf
-        return leaves
+    def _gradient(self, name: str, parameter: Tensor, live: Live, whole: bool) -> Tensor | None:
+        """The gradient of a parameter's live entries, of all passes; not `whole`: of passes with different ones."""
+        leaves = [(one.live, one.leaves[name].grad) for one in self._passes if name in one.leaves]
+        parts = [(own, gradient) for own, gradient in leaves if gradient is not None]
+        if parameter.grad is not None and not parts:  # masked execution leaves it there, of all passes
+            gradient = cut(parameter.grad, name, live)
+            return gradient if whole else gradient.mul_(self._restoring(name, live))  # one factor for all of them
+        if not parts or (whole and len(parts) == 1):
+            return parts[0][1] if parts else None
+        total = parameter.new_zeros(live.extents[name].shape if whole else parameter.shape)
+        for own, gradient in parts:
+            if whole:
+                total += gradient
+                continue
+            factor = self._restoring(name, own)
+            for there, here in own.extents[name].rectangles:
+                total[there].add_(gradient[here], alpha=factor)
+        return total if whole else cut(total, name, live)
 
     def _route(self, name: str, live: Live) -> Route:
         """The live parts of a parameter and of its buffers. Mostly a step finds those of the last one.
@@ -282,12 +281,13 @@ class LiveOptimizer(torch.optim.Optimizer):
             state["step"] = torch.zeros(())
         return buffers, state.get("step")
 
-    def _unowned(self, names: list[str], live: Live) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Dropped entries that slicing cannot leave out (flat blocks): set aside, to be put back after the step."""
+    def _aside(self, names: Iterable[str], lives: list[Live]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Dropped entries between live ones (flat blocks, several passes), which are put back after the step."""
         aside = []
         for name in names:
             parameter = self._parameters[name]
-            mask = ~torch.from_numpy(live.elements(name)).to(parameter.device)
+            alive = np.logical_or.reduce([live.elements(name) for live in lives])
+            mask = torch.from_numpy(~alive).to(parameter.device)
             aside += [(t, mask, t[mask]) for t in (parameter.detach(), *self._buffers(parameter)[0])]
         return aside
 
@@ -296,14 +296,17 @@ class LiveOptimizer(torch.optim.Optimizer):
         counts: list[Tensor | None],
     ) -> None:  # fmt: skip
         """Torch's own step. `counts` may name one of Adam's counts several times, once for each view."""
-        if self.name == "sgd":
-            momenta: list[Tensor | None] = []
-            for held in buffers:
-                momenta.append(held[0] if held else None)
-            sgd(
-                values, gradients, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
-                lr=group["lr"], dampening=0.0, nesterov=False, maximize=False, foreach=True,
-            )  # fmt: skip
+        if not values:
+            return
+        if self.name == "sgd":  # called for small networks, too, where torch.optim.sgd takes longer than its arithmetic
+            if group["weight_decay"]:
+                gradients = list(torch._foreach_add(gradients, values, alpha=group["weight_decay"]))
+            if group["momentum"]:
+                momenta = [held[0] for held in buffers]
+                torch._foreach_mul_(momenta, group["momentum"])
+                torch._foreach_add_(momenta, gradients)
+                gradients = momenta
+            torch._foreach_add_(values, gradients, alpha=-group["lr"])
             return
         steps = [count for count in counts if count is not None]
         adam(

@@ -83,6 +83,7 @@ def gate(
             "need blocks >= 2, 0 <= smallest < 1 and output_blocks >= 1, "
             f"got blocks={blocks}, smallest={smallest}, output_blocks={output_blocks}"
         )
+    model = getattr(model, "_orig_mod", model)  # of torch.compile: which units are live changes from batch to batch
     _check_model(model)
     # Parameters made under inference mode could never be trained.
     with torch.inference_mode(False):

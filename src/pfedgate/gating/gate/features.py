@@ -268,10 +268,9 @@ class SwitchableNorm(nn.Module):
 def fold(norm: Any, mean: Tensor, var: Tensor) -> None:
     """Fold the statistics of a batch into the running ones of a norm of the gate."""
     # Looking names up in a module takes longer than adding a few numbers.
-    seen, running_mean, running_var = norm.batches_seen, norm.running_mean, norm.running_var
-    seen.add_(1)
+    seen, running_mean, running_var = norm.batches_seen.add_(1), norm.running_mean, norm.running_var
     # A client sees a handful of batches per round. A plain moving average would still be mostly its arbitrary
     # start when the model is first evaluated, so the first batches are averaged evenly.
-    step = seen.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)
-    running_mean.add_(step * (mean - running_mean))
-    running_var.add_(step * (var - running_var))
+    step = max(MOMENTUM, 1 / int(seen))
+    running_mean.add_((mean - running_mean).mul_(step))
+    running_var.add_((var - running_var).mul_(step))

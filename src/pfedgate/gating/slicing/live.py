@@ -248,7 +248,7 @@ class Selection:
 class Pass:
     """A forward pass with gradients, or all microbatches of one batch: what an optimiser needs to step on it."""
 
-    selection: Selection
+    live: Live
     leaves: dict[str, Tensor]  # live entries of theta that were read; empty where gradients go to theta itself
 
 
