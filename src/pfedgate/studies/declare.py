@@ -125,6 +125,7 @@ class Study:
     look: str = ""  # at each trained cell: a name in `cells.LOOKS`
     figure: str = ""  # a name that `figures.draw` knows
     measure: str = ""  # beside or instead of cells: a name in `bench.MEASURES`
+    worlds: tuple[str, ...] = ()  # taken instead of the scale's usual ones, as far as it has them
 
     @property
     def looks(self) -> tuple[str, ...]:
@@ -213,6 +214,15 @@ SMALL = Scale(
             {"data.name": "emnist_sd19", "data.clients": 50, "data.samples": 20000}, "femnist", "cifar10", 20_000, 50,
             (1, 28, 28), 62,
         ),
+        "fashion": World(
+            "Fashion-MNIST, 20 clients, 6,000 images", settings={"data.name": "fashion"}, near="femnist",
+            images=6_000, clients=20, shape=(1, 28, 28),
+        ),
+        "mixture": World(
+            "FEMNIST digits, letters and Fashion-MNIST, 24 clients, 6,000 images",
+            settings={"data.name": "mixture", "data.clients": 24, "data.samples": 6000, "train.batch": 32},
+            near="femnist", images=6_000, clients=24, shape=(1, 28, 28), classes=72,
+        ),
     },
     {"train.rounds": 60, "evaluate.every": 5},
     ("cifar10", "cifar100", "femnist"),
@@ -277,7 +287,7 @@ def columns_of(study: Study, scale: Scale, worlds: Sequence[str] = ()) -> list[t
     for name in worlds:
         if name not in scale.worlds:
             raise ValueError(f"scale {scale.name}: {unknown('data', name, scale.worlds)}")
-    names = list(worlds or scale.usual)
+    names = list(worlds or [name for name in study.worlds if name in scale.worlds] or scale.usual)
     columns = [(column, scale.worlds[column.data]) for column in study.columns if column.data in names]
     if columns or not study.columns:
         return columns

@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, and a Pareto figure of ours, as data.
+"""Every table and figure of the paper, a Pareto figure and domains of ours, as data.
 
 Settings of every row come from a search of its own where a scale has one (`sweep.Tuning`). Budgets bind parameters
 (the paper's s) unless a row says "all": parameters, FLOPs and activation bytes.
@@ -15,6 +15,7 @@ from pfedgate import algorithms
 from pfedgate.core.errors import unknown
 from pfedgate.studies import declare
 from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
+from pfedgate.studies.domains import DOMAINS
 
 MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
 
@@ -399,6 +400,7 @@ STUDIES = (
         measure="times",
         note="Step time is measured one client at a time, methods in turn, on one thread.",
     ),
+    DOMAINS,
 )  # fmt: skip
 
 
