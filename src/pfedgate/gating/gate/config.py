@@ -61,8 +61,8 @@ class GateConfig:
     ranking: Literal["magnitude", "nested", "random"] = "magnitude"
     # Rankings to choose among, instead of a G of its own for every block (see start.py). 1: a G for every block.
     candidates: int = 1
-    # Share of a layer's kept blocks that all candidates have in common; their other blocks differ.
-    core: float = 0.5
+    # Share of the last layer's kept blocks that all candidates have in common; it falls evenly to none of the first's.
+    core: float = 1.0
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

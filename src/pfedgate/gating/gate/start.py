@@ -15,7 +15,8 @@ instead: there a weight does more.
 
 With `candidates` a gate has several such orders to choose among. All keep equally many blocks of a layer, a common core
 first; the rest of what each keeps is a window over the other blocks, and the windows lie evenly on a circle, so that
-every block has its share of candidates. They are disjoint where there is room.
+every block has its share of candidates. They are disjoint where there is room. The core grows with depth: clients who
+differ in looks need early layers of their own, and late layers have most parameters to learn together.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ def rank(gate: Gate, plan: BlockPlan, budget: Budget, model: nn.Module) -> None:
         for order, value in zip(orders, values, strict=True):
             norm.bias[gate.paths - 1, torch.from_numpy(order)] = value.to(norm.bias)
         return
+    counts = _counts(plan, budget, orders, values)
+    depths = np.linspace(0, 1, len(orders)) if len(orders) > 1 else [0.0]
     for candidate in range(gate.candidates):
-        for order, value, count in zip(orders, values, _counts(plan, budget, orders, values), strict=True):
-            order = _turned(order, count, candidate / gate.candidates, config.core)
+        for order, value, count, depth in zip(orders, values, counts, depths, strict=True):
+            order = _turned(order, count, candidate / gate.candidates, config.core * float(depth))
             gate.rankings[candidate, torch.from_numpy(order)] = torch.sigmoid(value).to(gate.rankings)
 
 
