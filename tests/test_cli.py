@@ -24,6 +24,7 @@ from pfedgate import algorithms, experiment, models
 from pfedgate.cli import app
 from pfedgate.cli.commands import table
 from pfedgate.config import toml
+from pfedgate.core.state import equal
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.progress import Progress, Steps
 
@@ -64,8 +65,9 @@ def test_command_line_and_python_give_the_same_bytes(pf: Callable[..., Any]) -> 
         "evaluate": {"every": 1},
     }  # fmt: skip
     result = experiment.run(layer, out="python")
-    for name in ("metrics.jsonl", "clients.csv", "participation.jsonl", "config.toml", "best.safetensors"):
+    for name in ("metrics.jsonl", "clients.csv", "participation.jsonl", "config.toml"):
         assert Path("cli", name).read_bytes() == Path("python", name).read_bytes(), name
+    assert equal(runfolder.load("cli").server("best"), runfolder.load("python").server("best"))
     accuracy = result.summary["accuracy"]
     assert f"accuracy {100 * accuracy:.1f} %" in told.stdout
     assert told.stdout.splitlines()[-1].startswith("cli: metrics.jsonl")
@@ -182,8 +184,9 @@ def test_killed_then_interrupted_then_resumed_equals_never_stopped(pf: Callable[
 
     pf("resume", folder)
     pf("run", "--out", "whole", settings=settings)
-    for name in ("metrics.jsonl", "participation.jsonl", "clients.csv", "best.safetensors"):
+    for name in ("metrics.jsonl", "participation.jsonl", "clients.csv"):
         assert (folder / name).read_bytes() == Path("whole", name).read_bytes(), name
+    assert equal(runfolder.load(folder).server("best"), runfolder.load("whole").server("best"))
     assert len(runfolder.load(folder).environments) == 3
     before = (folder / "environment.json").read_bytes()
     assert "30 rounds" in pf("resume", folder).stdout

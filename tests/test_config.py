@@ -53,7 +53,7 @@ def test_defaults_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize("section", FIXED)
 def test_every_default_has_a_reason(section: str) -> None:
-    text = resolve({"deploy.nodes": 2, "fleet.devices": "phones"}).toml()
+    text = resolve({"deploy.nodes": 2, "task.metrics": ["loss"], "fleet.devices": "phones"}).toml()
     for option in options_of(section).values():
         assert len(option.why) > 8, f"{section}.{option.name}"
         assert option.why in text
@@ -159,8 +159,10 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 def test_sections_are_known_to_every_table() -> None:
-    assert list(resolve({"deploy.nodes": 3, "fleet.devices": "phones"}).tables()) == list(SECTIONS)
-    assert not {"deploy", "fleet"} & set(resolve().tables())  # what a run in one place need not know
+    assert list(resolve({"deploy.nodes": 3, "task.kind": "language", "fleet.devices": "phones"}).tables()) == list(
+        SECTIONS
+    )
+    assert not {"deploy", "fleet", "task"} & set(resolve().tables())  # what a run in one place need not know
 
 
 VALUES = st.recursive(

@@ -52,7 +52,7 @@ def test_every_model_can_be_traced_and_computes_the_same(name: str) -> None:
     info = next(m for m in models.describe() if m.name == name)
     assert info.params == count(model)
     out = model(x)
-    assert out.shape == (3, info.classes)
+    assert out.shape == {"unet": (3, 3, 16, 16), "token_gru": (3, 32, 65)}.get(name, (3, info.classes))
     torch.testing.assert_close(fx.symbolic_trace(model)(x), out)
 
 
@@ -60,14 +60,17 @@ def test_every_model_can_be_traced_and_computes_the_same(name: str) -> None:
 def test_every_model_learns_a_batch_by_heart(name: str) -> None:
     model = models.build(name)
     x, y = models.example(name, batch=4), torch.tensor([0, 1, 2, 3])
+    if name in ("unet", "token_gru"):  # a label for every position: which of two halves of the inputs it belongs to
+        y = (x[:, 0] > 0).long() if name == "unet" else (x > 30).long()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for _ in range(40):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = F.cross_entropy(model(x) if name != "token_gru" else model(x).movedim(-1, 1), y)
         loss.backward()
         assert all(p.grad is not None for p in model.parameters()), "a parameter is not used"
         optimizer.step()
-    assert (model.eval()(x).argmax(1) == y).all()
+    right = model.eval()(x).argmax(-1 if name == "token_gru" else 1) == y
+    assert right.float().mean() > (0.7 if y.ndim > 1 else 0.99)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ from pfedgate.experiment import plan, recipe_of, resume, run
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.environment import environment, other_bits
 
+# The networks here are so small that a gate is large beside them.
+pytestmark = pytest.mark.filterwarnings("ignore:the gate has")
+
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "clients": 5},
     "model": {"name": "mlp", "hidden": [8]},
@@ -214,7 +217,6 @@ def test_the_example_is_nobodys_data() -> None:
     assert examples[0] == examples[1] == Example((64, 1, 8, 8), torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:the gate has")
 def test_planning_a_recipe_again_traces_nothing_again() -> None:
     recipe = resolve({**TINY, "model": {"name": "cnn_digits"}})
     tasks = [plan(recipe).algorithm.task for _ in range(3)]

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pfedgate import algorithms, data, experiment, export, models, report, theory
-    from pfedgate.experiment import resume, run
+    from pfedgate.experiment import load, resume, run
     from pfedgate.export import savings
     from pfedgate.gating.gate.config import GateConfig
     from pfedgate.gating.model import GatedModel
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "Budget", "CannotCompact", "GateConfig", "GatedModel", "InfeasibleBudget", "LiveOptimizer", "Piece",
-    "Selection", "algorithms", "compact", "data", "experiment", "export", "gate", "models", "report", "resume", "run",
-    "savings", "theory",
+    "Selection", "algorithms", "compact", "data", "experiment", "export", "gate", "load", "models", "report", "resume",
+    "run", "savings", "theory",
 ]  # fmt: skip
 
 # Where the names above come from; the others are rooms or modules of their own.
 _HOMES = {
-    "experiment": ("resume", "run"),
+    "experiment": ("load", "resume", "run"),
     "export": ("savings",),
     "gating.gate.config": ("GateConfig",),
     "gating.model": ("GatedModel",),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -24,22 +23,31 @@ from pfedgate import algorithms, models
 from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import warn
+from pfedgate.core.kinds import KINDS, METRICS, fits, in_range
+from pfedgate.core.kinds import check as check_labels
+from pfedgate.core.modules import fresh
+from pfedgate.core.seeds import seeded
 from pfedgate.core.types import DataShape, Example, Federation, Task
+from pfedgate.data.adopt import adopt, of_name
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
-from pfedgate.engine.endpoint import Endpoint
+from pfedgate.engine.endpoint import NOVEL, Endpoint
 from pfedgate.engine.processes import Processes
-from pfedgate.engine.server import Callback, Options, Result, choose_device
+from pfedgate.engine.roster import Roster
+from pfedgate.engine.server import Callback, Options, choose_device
 from pfedgate.engine.workers import cores
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs.gates import GateLog
+from pfedgate.runs.result import Trained, read_scores
 from pfedgate.training.workspace import flops_per_sample
 
-__all__ = ["Experiment", "build", "plan", "recipe_of", "resume", "run", "shape_of"]
+__all__ = ["Experiment", "build", "load", "plan", "recipe_of", "resume", "run", "shape_of"]
 
 Source = str | Path | Mapping[str, Any] | Recipe | None
 # Floating-point operations of a whole run from which on worker processes repay their start (about a minute's work).
 WORTH_WORKERS = 1e12
+FITTING_MODELS = {"segmentation": "unet", "language": "token_gru"}  # for data that came as an object
 SMALLEST_IMAGE = 16  # pixels a side that two convolutions of 5×5 and their pooling need
 
 
@@ -64,18 +72,25 @@ class Experiment:
 
     def run(
         self, *, folder: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
-    ) -> Result:
+    ) -> Trained:
         """Train all rounds, or those that are left in a folder."""
         parts, workers = (self.algorithm, self.federation, self.options), self.workers
         exchange: Callable[..., engine.Exchange] = Cluster if self.recipe.run.exchange == "ray" else Endpoint
         if exchange is Endpoint and workers > 1:
             exchange = functools.partial(Processes, workers=workers)
-        return engine.run(
+        result = engine.run(
             *parts,
             exchange=exchange,
             folder=folder,
             resume=resume,
             callbacks=[*GateLog.wanted(*parts, folder), *callbacks],
+        )
+        return Trained(
+            **vars(result),
+            plan=lambda: self,
+            metrics=self.algorithm.task.metrics,
+            title=_title(self.recipe),
+            path=None if folder is None else Path(folder),
         )
 
 
@@ -94,35 +109,44 @@ class Network:
 
 def run(
     recipe: Source = None, /, *, out: str | Path | None = None, callbacks: Sequence[Callback] = (), **sections: Any
-) -> Result:
+) -> Trained:
     """Train as a recipe says and return what was learnt.
 
     recipe     a path, a mapping of sections, a `Recipe`, or nothing: pFedGate on digits
     out        keep everything in this folder (see `runfolder`); without it nothing is written
     callbacks  called with {"event": "start" | "round" | "end", …}
     sections   go over the recipe: train={"rounds": 3}; data, model and algorithm may be just a name;
-               data may be a federation (`pfedgate.data.from_arrays` and its kin), model a module or a function
+               data may be data as you have it (a Dataset, a DataFrame, a mapping of arrays, a file, a folder; see
+               `pfedgate.data.adopt`), with owner= and label= naming columns; model a module or a function
 
     >>> result = run(algorithm="fedavg", train={"rounds": 2}, data={"name": "digits", "clients": 4})
     >>> len(result.history), result.summary["clients"]
     (2, 4)
     """
-    given = {name: sections.pop(name) for name in ("data", "model") if _is_object(sections.get(name))}
+    given, sections = objects(sections)
     resolved = recipe_of(recipe, sections, **given)
-    folder = None if out is None else runfolder.create(out, resolved)
-    experiment = plan(resolved, **given)
-    if folder is not None:
-        runfolder.note_environment(folder)
+    if out is not None:
+        runfolder.vacant(out)
+    experiment = plan(resolved, **given)  # what cannot run leaves no folder
+    if out is not None:
+        runfolder.note_environment(runfolder.create(out, resolved))
     return experiment.run(folder=out, callbacks=callbacks)
 
 
-def resume(path: str | Path, *, data: Any = None, model: Any = None, callbacks: Sequence[Callback] = ()) -> Result:
+def resume(
+    path: str | Path,
+    *,
+    data: Any = None,
+    model: Any = None,
+    callbacks: Sequence[Callback] = (),
+    planned: Experiment | None = None,
+) -> Trained:
     """Go on with the run in a folder; the result is the same, bit for bit, as without the interruption.
 
-    A run whose `data` or `model` was a Python object needs the same object again.
+    A run whose `data` or `model` was a Python object needs the same object again. `planned` saves loading data again.
     """
     folder = runfolder.load(path)
-    experiment = plan(folder.recipe, data=data, model=model)
+    experiment = planned or plan(folder.recipe, data=data, model=model)
 
     def note(event: Mapping[str, Any]) -> None:
         if event["event"] == "start":  # when the folder is ours: one that another process trains in is left alone
@@ -131,14 +155,48 @@ def resume(path: str | Path, *, data: Any = None, model: Any = None, callbacks: 
     return experiment.run(folder=folder.path, resume=True, callbacks=[note, *callbacks])
 
 
+def load(path: str | Path, *, which: str = "last", data: Any = None, model: Any = None) -> Trained:
+    """What a finished run in a folder gave: the same object as `run` returned, its last models or the "best" ones.
+
+    Data is loaded when a model is asked for. A run whose `data` or `model` was a Python object needs it again then.
+    """
+    folder = runfolder.load(path)
+    if not folder.finished:
+        raise ValueError(
+            f"{path} has not ended ({len(folder.metrics)} rounds so far): `pfedgate resume {path}` goes on"
+        )
+    rows = folder.clients
+    others = (METRICS[name] for name in (rows[0] if rows else ()) if name in METRICS and name != folder.metric.name)
+    metrics = (folder.metric, *others)
+    scores = read_scores(rows, metrics)
+    return Trained(
+        server=folder.server(which),
+        history=folder.metrics,
+        summary=folder.summary,
+        scores=[score for score in scores if score.point != NOVEL],
+        novel=[score for score in scores if score.point == NOVEL],
+        store=folder.store(which),
+        plan=functools.cache(lambda: plan(folder.recipe, data=data, model=model)),
+        metrics=metrics,
+        title=_title(folder.recipe),
+        path=folder.path,
+    )
+
+
+def _title(recipe: Recipe) -> str:
+    return f"{recipe.algorithm.name} on {recipe.data.name}, {recipe.model.name}"
+
+
 def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any = None) -> Recipe:
     """The resolved recipe of a source and the layers over it; `data` and `model` are objects instead of names."""
     first = source.tables() if isinstance(source, Recipe) else source
     given: dict[str, Any] = {}
     if data is not None:
         given["data"] = {"name": GIVEN}
-        shape = tuple(getattr(data, "input_shape", ()))
-        if len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE:
+        shape, kind = tuple(getattr(data, "input_shape", ())), getattr(data, "task", "")
+        if kind in FITTING_MODELS:
+            given["model"] = {"name": FITTING_MODELS[kind]}
+        elif len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE:
             given["model"] = {"name": "cnn_cifar10"}
     if model is not None:
         given["model"] = {"name": GIVEN}
@@ -153,21 +211,60 @@ def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Experiment:
     _check_given("model", recipe.model.name, model)  # before data is loaded
     if data is None:
         named, novel, seed = recipe.data, recipe.clients.novel, recipe.run.seed
-        data = catalogue.federation(named.name, named.options, novel=novel, seed=seed)
+        data = catalogue.federation(named.name, named.options, novel=novel, seed=seed, task=recipe.task.kind)
     algorithm = build(recipe, shape_of(data), model)
     if recipe.clients.budget != 1 and not algorithm.budgeted:
-        warnings.warn(
+        warn(
             f"{algorithm.name} trains the whole model on every client: it ignores clients.budget="
-            f"{recipe.clients.budget!r}; pfedgate and heterofl keep to it",
-            stacklevel=2,
+            f"{recipe.clients.budget!r}; pfedgate and heterofl keep to it"
         )
-    return Experiment(recipe, algorithm, data, recipe.options())
+    experiment = Experiment(recipe, algorithm, data, recipe.options())
+    check(experiment)
+    return experiment
+
+
+SEEN = 50  # clients whose labels are looked at before training begins
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse what could only fail, or silently go wrong, in training: labels, inputs and budgets that do not fit."""
+    task, federation = experiment.algorithm.task, experiment.federation
+    parts = [(client, federation.part(client, "train")) for client in federation.clients[:SEEN]]
+    samples = [(client, part.x[:2], part.y) for client, part in parts if part.n]
+    if not samples:
+        raise ValueError("no client has training data")
+    kind = KINDS[task.kind]
+    for client, _, labels in samples:
+        fits(kind, labels, f"client {client!r}")
+    client, x, y = samples[0]
+    model = fresh(task.model).eval()
+    inputs = federation.prepare(x)
+    try:
+        with seeded(0, "check"), torch.no_grad():
+            output = model(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot take the data, a batch of shape {tuple(inputs.shape)} and type "
+            f"{str(inputs.dtype).removeprefix('torch.')}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(output, torch.Tensor):
+        raise ValueError(f"the model returns {type(output).__name__}; a model returns one tensor of outputs")
+    check_labels(kind, task.loss, output, y[: len(x)], f"client {client!r}")
+    for client, _, labels in samples:
+        in_range(kind, output, labels, f"client {client!r}")
+    for group in ("clients", "novel"):
+        roster = Roster.of(federation, group, experiment.options, experiment.algorithm)
+        for card in {str(card.budget): card for card in roster}.values():
+            experiment.algorithm.ready(card)
 
 
 def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
     """The algorithm of a recipe for data of this shape; no data is needed, so a server without any can build it."""
     _check_given("model", recipe.model.name, model)
-    train = recipe.train
+    train, goal = recipe.train, recipe.task
+    kind = shape.kind if goal.kind == "auto" else goal.kind
+    if kind != "classification" and (train.correction != "none" or train.shift):
+        warn(f"train.correction and train.shift are skipped: {kind} has no classes to count")
     task = Task(
         model=_network(recipe, shape) if model is None else _factory(model),
         optim=recipe.optim(),
@@ -177,7 +274,10 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         steps=train.steps,
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
-        classes=shape.classes or None,
+        kind=kind,
+        loss=None if goal.loss == "auto" else goal.loss,  # type: ignore[arg-type]  # names become functions
+        metrics=goal.metrics,  # type: ignore[arg-type]
+        classes=(shape.classes or None) if kind == "classification" else None,
         initial_scale=train.initial_scale if model is None else 1.0,
         correction=train.correction,
         shift=train.shift,
@@ -194,18 +294,36 @@ def shape_of(federation: Federation) -> DataShape:
 
     >>> from pfedgate.data import load
     >>> shape_of(load("digits", clients=4))
-    DataShape(classes=10, shape=(1, 8, 8), dtype=torch.float32)
+    DataShape(classes=10, shape=(1, 8, 8), dtype=torch.float32, kind='classification')
     """
     for client in chain(federation.clients, federation.novel):
         sample = federation.part(client, "train").x[:1]
         if len(sample):
             x = federation.prepare(sample)
-            return DataShape(int(getattr(federation, "classes", 0)), tuple(x.shape[1:]), x.dtype)
+            kind = getattr(federation, "task", "classification")
+            return DataShape(int(getattr(federation, "classes", 0)), tuple(x.shape[1:]), x.dtype, kind)
     raise ValueError("no client has training data")
 
 
-def _is_object(value: Any) -> bool:
-    return value is not None and not isinstance(value, (str, Mapping))
+def objects(sections: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Data and model that came as Python objects, ready for `plan`, and the sections of a recipe."""
+    given, rest = dict[str, Any](), dict(sections)
+    owner, label = rest.pop("owner", None), rest.pop("label", None)
+    if rest.get("model") is not None and not isinstance(rest["model"], (str, Mapping)):
+        given["model"] = rest.pop("model")
+    value = rest.get("data")
+    columns = isinstance(value, Mapping) and (
+        {"x", "y"} <= set(value) or any(hasattr(v, "shape") for v in value.values())
+    )
+    if (named := of_name(value, owner, label)) is not None:
+        rest["data"] = named
+    elif value is not None and not isinstance(value, str) and (columns or not isinstance(value, Mapping)):
+        task = (rest.get("task") or {}).get("kind")
+        options = {} if task is None or hasattr(value, "part") else {"task": task}
+        given["data"] = adopt(rest.pop("data"), owner=owner, label=label, **options)
+    elif owner is not None or label is not None:
+        raise RecipeError("owner= and label= say what is in data=…: give data as an object or the path of a file")
+    return given, rest
 
 
 def _check_given(kind: str, name: str, value: Any) -> None:

@@ -66,6 +66,7 @@ def test_cifar100_has_coarse_labels_for_pachinko(tmp_path):
         load("cifar10", data_dir=tmp_path, clients=4, partition="pachinko")
 
 
+@pytest.mark.filterwarnings("ignore:.*owners are left out")
 def test_femnist_is_split_by_writer_over_both_files(tmp_path):
     writers = [f"f{i:04d}_{i % 7:02d}" for i in range(9)]
     names = np.array([writers[i % 9] for i in range(180)] + ["tiny", "tiny"])

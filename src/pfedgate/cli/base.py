@@ -28,6 +28,7 @@ app = typer.Typer(
     help="Personalised federated learning with sparse gates.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does it already
     pretty_exceptions_enable=False,  # our own errors are shorter, and --debug shows all of it
     rich_markup_mode="rich",
 )

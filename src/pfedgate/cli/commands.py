@@ -14,6 +14,7 @@ from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label
 from pfedgate.core.errors import RecipeError
 
 if TYPE_CHECKING:
+    from pfedgate.experiment import Experiment
     from pfedgate.runs.folder import Run
 
 RUNS = Path("runs")
@@ -50,6 +51,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train one method on one data set, as a recipe says."""
+    from pfedgate import experiment
     from pfedgate.config.recipe import resolve
     from pfedgate.runs import folder as runfolder
     from pfedgate.runs import trackers
@@ -61,8 +63,11 @@ def run(
     trackers.check(track or ())
     _note(recipe, [resolved.algorithm.name])
     title = f"{resolved.data.name}-{resolved.algorithm.name}"
+    if out_dir is not None:
+        runfolder.vacant(out_dir)
+    planned = experiment.plan(resolved)  # what cannot run leaves no folder
     folder = runfolder.create(out_dir or runfolder.free(RUNS, title), resolved)
-    _train(folder, track=track)
+    _train(folder, track=track, planned=planned)
     _report([folder])
     if report:
         _write_report([folder.path], folder.path)
@@ -147,6 +152,7 @@ def _compare(
     report: bool,
     track: Sequence[str] | None,
 ) -> None:
+    from pfedgate import experiment
     from pfedgate.runs import folder as runfolder
     from pfedgate.runs import trackers
 
@@ -155,7 +161,9 @@ def _compare(
         raise RecipeError(f"the same method twice in {' '.join(methods)}")
     trackers.check(track or ())
     first = next(iter(resolved.values()))
-    folder = out_dir or runfolder.free(RUNS, f"compare-{first.data.name}")
+    folder = runfolder.vacant(out_dir or runfolder.free(RUNS, f"compare-{first.data.name}"))
+    for one_of in resolved.values():
+        experiment.plan(one_of)  # an error of the last method is better raised before the first one trains
     runs = runfolder.create_comparison(folder, resolved)
     for one in runs:
         _train(one, again=folder, track=track)
@@ -169,7 +177,9 @@ def _note(recipe: Path | None, methods: Sequence[str]) -> None:
         say(note, err())
 
 
-def _train(run: Run, again: Path | None = None, track: Sequence[str] | None = None) -> None:
+def _train(
+    run: Run, again: Path | None = None, track: Sequence[str] | None = None, planned: Experiment | None = None
+) -> None:
     """Run or go on, with progress; Ctrl-C leaves a folder that can be resumed and says so."""
     from pfedgate import experiment
     from pfedgate.runs import trackers
@@ -180,7 +190,7 @@ def _train(run: Run, again: Path | None = None, track: Sequence[str] | None = No
     title = f"{recipe.data.name} · {run.name if again else recipe.algorithm.name}"
     try:
         with trackers.tracking(track or (), run.path, recipe) as listeners, Progress(title, console) as progress:
-            experiment.resume(run.path, callbacks=[progress, *listeners])
+            experiment.resume(run.path, callbacks=[progress, *listeners], planned=planned)
     except KeyboardInterrupt:
         say(
             f"\nStopped; {len(run.metrics)} of {recipe.train.rounds} rounds are kept. "
@@ -210,7 +220,8 @@ def table(runs: Sequence[Run]) -> Table:
     """One row per run, as in a report, the best of each column in bold."""
     from pfedgate.report import tables
 
-    summary = tables.summarise({run.name: tables.numbers(run.summary) for run in runs})
+    metric = runs[0].metric
+    summary = tables.summarise({run.name: tables.numbers(run.summary) for run in runs}, metric=metric)
     at = {column["key"]: index for index, column in enumerate(summary["head"])}
     groups = {title: [at[key] for key in keys] for title, keys in SHOWN.items() if all(key in at for key in keys)}
     first = runs[0]
@@ -222,8 +233,8 @@ def table(runs: Sequence[Run]) -> Table:
         cells = [Text(cell["text"], style="bold green" if cell["best"] else "") for cell in row["cells"]]
         view.add_row(row["name"], *(Text(" / ").join(cells[index] for index in group) for group in groups.values()))
     view.caption = (
-        "accuracy / bottom decile in % of each client's model after the broadcast, on test data: in the last round and "
-        "in the one that was best on validation data; bold: best of all"
+        f"{metric.name} / bottom decile{' in %' if metric.share else ''} of each client's model after the broadcast, "
+        "on test data: in the last round and in the one that was best on validation data; bold: best of all"
     )
     return view
 
@@ -232,7 +243,7 @@ def learnt(run: Run) -> Text:
     """A few sentences about one run."""
     from pfedgate.runs.progress import clock, percent, scaled, size
 
-    recipe, summary = run.recipe, run.summary
+    recipe, summary, name, show = run.recipe, run.summary, run.metric.name, run.metric.show
     lines = [
         Text.assemble(
             (f"{recipe.algorithm.name} on {recipe.data.name}", "bold"),
@@ -240,24 +251,24 @@ def learnt(run: Run) -> Text:
             f"{clock(summary['seconds'])} of training",
         )
     ]
-    if summary.get("accuracy") is not None:
+    if summary.get(name) is not None:
         lines.append(
             Text.assemble(
-                "accuracy ",
-                (percent(summary["accuracy"]), "bold"),
-                f", bottom decile {percent(summary['bottom_decile'])}, spread {percent(summary['spread'])}"
+                f"{name} ",
+                (show(summary[name]), "bold"),
+                f", bottom decile {show(summary['bottom_decile'])}, spread {show(summary['spread'])}"
                 f" (each client's own model on its test data)",
             )
         )
         if summary.get("best_round") is not None:
             lines.append(
-                Text(f"best on validation: round {summary['best_round']}, {percent(summary['best_accuracy'])} on test")
+                Text(f"best on validation: round {summary['best_round']}, {show(summary[f'best_{name}'])} on test")
             )
-    if summary.get("accuracy_after_local") is not None:
-        lines.append(Text(f"after a further local epoch: {percent(summary['accuracy_after_local'])}"))
+    if summary.get(f"{name}_after_local") is not None:
+        lines.append(Text(f"after a further local epoch: {show(summary[f'{name}_after_local'])}"))
     if summary.get("novel"):
         novel = summary["novel"]
-        lines.append(Text(f"{novel['clients']} clients never seen in training: {percent(novel['accuracy'])}"))
+        lines.append(Text(f"{novel['clients']} clients never seen in training: {show(novel[name])}"))
     costs = [f"up {size(summary['bytes_up'])}", f"down {size(summary['bytes_down'])}", scaled(summary["flops"], "FLOP")]
     if summary.get("density") is not None:
         costs.insert(0, f"{percent(summary['density'])} of the model used")

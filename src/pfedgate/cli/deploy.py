@@ -79,6 +79,7 @@ def local(
         with closing(lines):  # type: ignore[type-var]
             for line in lines:
                 say(line, err())
-    summary = runfolder.load(place).summary
-    accuracy = f", accuracy {summary['accuracy']:.4f}" if summary.get("accuracy") is not None else ""
-    say(f"{place}: {summary.get('rounds', 0)} rounds{accuracy}")
+    run = runfolder.load(place)
+    score = run.summary.get(run.metric.name)
+    words = "" if score is None else f", {run.metric.name} {score:.4f}"
+    say(f"{place}: {run.summary.get('rounds', 0)} rounds{words}")

@@ -91,13 +91,14 @@ def _table(client: Client, file: Path, format: str) -> Table:
     """The compact module beside the dense one it comes from and the gated one it stands for."""
     from pfedgate.core import measure
     from pfedgate.export import parameters, save
-    from pfedgate.runs.progress import percent, scaled, size
+    from pfedgate.runs.progress import scaled, size
 
+    metric = client.task.metric
     with tempfile.TemporaryDirectory() as folder:
         dense = save(client.dense, client.example, Path(folder) / f"dense.{format}", format).stat().st_size
     view = Table(title=f"client {client.local.card.id}, test samples: {client.test.n}", title_justify="left")
     view.add_column("model", no_wrap=True)
-    for title in ("parameters", "FLOP per sample", "file", "test accuracy"):
+    for title in ("parameters", "FLOP per sample", "file", f"test {metric.name}"):
         view.add_column(title, justify="right", no_wrap=True)
     one = client.example[:1]
     for title, model, nbytes in (
@@ -105,8 +106,8 @@ def _table(client: Client, file: Path, format: str) -> Table:
         ("compact, one choice", client.compact, file.stat().st_size),
     ):
         flops = scaled(measure.flops(partial(model, one)), "FLOP")
-        accuracy = "-" if model is client.dense else percent(client.score(model).accuracy)
-        view.add_row(title, f"{parameters(model):,}", flops, size(nbytes), accuracy)
+        score = "-" if model is client.dense else metric.show(client.score(model).score)
+        view.add_row(title, f"{parameters(model):,}", flops, size(nbytes), score)
     scope = client.gated.gated.gate.config.scope
-    view.add_row(f"gated, a choice per {scope}", "-", "-", "-", percent(client.score(client.gated).accuracy))
+    view.add_row(f"gated, a choice per {scope}", "-", "-", "-", metric.show(client.score(client.gated).score))
     return view

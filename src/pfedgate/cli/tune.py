@@ -64,7 +64,7 @@ def tune(
     Finished trials are kept: after an interruption the same command goes on.
     """
     from pfedgate import tune as tuning
-    from pfedgate.runs.progress import Steps, percent
+    from pfedgate.runs.progress import Steps
     from pfedgate.tune import tuned
     from pfedgate.tune.space import checked
 
@@ -88,7 +88,7 @@ def tune(
         with Steps(f"tune {resolved.data.name} · {name}", "trial", console) as steps:
 
             def watch(now: Search, steps: Steps = steps) -> None:
-                best = "" if now.best is None else f"best {percent(now.best.value)} with {_words(now.best.params)}"
+                best = "" if now.best is None else f"best {_score(now.best.value)} with {_words(now.best.params)}"
                 steps.at(len(now.trials), now.wanted, best)
 
             try:
@@ -117,6 +117,11 @@ def _param(text: str) -> tuple[str, Axis]:
     return name.strip(), axis(values.strip())
 
 
+def _score(value: float | None) -> str:
+    """A score of a search, in which more is better: what is better small is negative there."""
+    return "-" if value is None else f"{100 * value:.1f} %" if 0 <= value <= 1 else f"{abs(value):.4g}"
+
+
 def _words(params: dict[str, Any]) -> str:
     from pfedgate.config import toml
 
@@ -125,7 +130,7 @@ def _words(params: dict[str, Any]) -> str:
 
 def _trials(search: Search) -> Table:
     from pfedgate.config import toml
-    from pfedgate.runs.progress import clock, percent
+    from pfedgate.runs.progress import clock
     from pfedgate.tune.search import COMPLETE
 
     recipe = search.spec.recipe
@@ -142,18 +147,18 @@ def _trials(search: Search) -> Table:
         cells = [toml.dump(trial.params[name]) for name in search.spec.space]
         state = trial.state if not trial.error else f"{trial.state}: {trial.error[:60]}"
         view.add_row(
-            str(trial.slot), *cells, percent(trial.value), str(trial.best_round or "-"), clock(trial.seconds), state,
+            str(trial.slot), *cells, _score(trial.value), str(trial.best_round or "-"), clock(trial.seconds), state,
             style="bold green" if won else "",
         )  # fmt: skip
     hidden = len(ranked) - MOST_ROWS
-    view.caption = "accuracy on validation data, the best of the rounds scored; test data is never looked at"
+    view.caption = "scores on validation data, the best of the rounds scored; test data is never looked at"
     if hidden > 0:
         view.caption = f"and {hidden} more; {view.caption}"
     return view
 
 
 def _methods(searches: Sequence[Search]) -> Table:
-    from pfedgate.runs.progress import clock, percent
+    from pfedgate.runs.progress import clock
     from pfedgate.tune.search import PRUNED
 
     view = Table(title="the best of each method, on validation data")
@@ -164,7 +169,7 @@ def _methods(searches: Sequence[Search]) -> Table:
         best = search.best
         assert best is not None
         view.add_row(
-            search.spec.label, percent(best.value), _words(best.params), str(len(search.trials)),
+            search.spec.label, _score(best.value), _words(best.params), str(len(search.trials)),
             str(sum(trial.state == PRUNED for trial in search.trials)),
             clock(sum(trial.seconds for trial in search.trials)),
         )  # fmt: skip

@@ -21,7 +21,19 @@ from typing import Any, Literal
 
 from pfedgate import algorithms, models
 from pfedgate.core.errors import RecipeError, unknown
-from pfedgate.data import DATASETS, Federation, conflicting, from_folder, from_table, load, mixture, synthetic
+from pfedgate.core.kinds import KINDS, LOSSES, METRICS
+from pfedgate.data import (
+    DATASETS,
+    Federation,
+    conflicting,
+    exercises,
+    from_folder,
+    from_table,
+    load,
+    mixture,
+    synthetic,
+)
+from pfedgate.data.shakespeare import shakespeare
 from pfedgate.data.sharing import Options as DataOptions
 from pfedgate.data.sharing import Sharing
 from pfedgate.fleet.pace import Pace
@@ -62,6 +74,25 @@ class Train:
     correction: Literal["none", "prediction", "training"] = "training"
     shift: bool = False  # a private value per class, added to the outputs and learnt by the client
     shift_lr: float | None = None  # its rate; none: the model's
+
+
+@dataclass(frozen=True)
+class Goal:
+    """[task]: what is learnt, and the numbers that say how well."""
+
+    kind: str = "auto"  # classification, multilabel, regression, segmentation, language; auto: what the data says
+    loss: str = "auto"  # cross_entropy, pixels, binary, squared, absolute, huber, or FILE.py:FUNCTION; auto: the kind's
+    # Names such as accuracy, f1, mae, rmse, iou or perplexity, or FILE.py:FUNCTION. The first one decides what is best.
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind != "auto" and self.kind not in KINDS:
+            raise RecipeError(f"task.kind: {unknown('kind of task', self.kind, [*KINDS, 'auto'])}")
+        if self.loss not in ("auto", *LOSSES) and ".py:" not in self.loss:
+            raise RecipeError(f"task.loss: {unknown('loss', self.loss, [*LOSSES, 'auto'])}")
+        for metric in self.metrics:
+            if metric not in ("loss", *METRICS) and ".py:" not in metric:
+                raise RecipeError(f"task.metrics: {unknown('metric', metric, [*METRICS, 'loss'])}")
 
 
 @dataclass(frozen=True)
@@ -136,10 +167,11 @@ class Deploy:
 
 
 FIXED: dict[str, type[Any]] = {
-    "train": Train, "clients": Clients, "fleet": Pace, "evaluate": Evaluate, "run": Session, "deploy": Deploy
+    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "evaluate": Evaluate, "run": Session,
+    "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
-SECTIONS = ("data", "model", "train", "algorithm", "clients", "fleet", "evaluate", "run", "deploy")
+SECTIONS = ("data", "model", "task", "train", "algorithm", "clients", "fleet", "evaluate", "run", "deploy")
 
 
 @dataclass(frozen=True)
@@ -159,6 +191,11 @@ BUILDERS: dict[str, Callable[..., Federation]] = {
     "mixture": mixture,
     "folder": from_folder,
     "table": from_table,
+    "tags": exercises.tags,
+    "meters": exercises.meters,
+    "shapes": exercises.shapes,
+    "babble": exercises.babble,
+    "shakespeare": shakespeare,
 }
 
 SEED = Option("seed", int | None, None, "of the partition and the split; by default the run's")
@@ -176,6 +213,7 @@ FITTING: dict[str, dict[str, dict[str, Any]]] = {
     # does best here (FedAvg beats pFedGate): digits are easy and clients much alike; at 0.1 personal models pay.
     "digits": {"data": {"alpha": 0.1}, "train": {"batch": 16, "rounds": 30, "lr": 0.1}},
     "fashion": {"data": {"alpha": 0.3}, "train": {"batch": 32, "rounds": 10}},
+    **{name: {"train": {"batch": 16, "rounds": 30}} for name in ("tags", "meters", "shapes", "babble")},
 }
 
 # The network for a data set, where [model] names none: the paper's, or a small one of ours.
@@ -188,6 +226,9 @@ NETWORKS = {
     "emnist_sd19": "cnn_femnist",
     "femnist": "cnn_femnist",
     "folder": "cnn_cifar10",
+    "shapes": "unet",
+    "babble": "token_gru",
+    "shakespeare": "token_gru",
     "mixture": "cnn_femnist",
 }
 
@@ -252,9 +293,16 @@ def usual(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def federation(name: str, options: Mapping[str, Any], *, novel: float = 0.0, seed: int = 0) -> Federation:
-    """The federation that a name and its options describe; `seed` counts if the options have none."""
+def federation(
+    name: str, options: Mapping[str, Any], *, novel: float = 0.0, seed: int = 0, task: str = "auto"
+) -> Federation:
+    """The federation that a name and its options describe; `seed` counts if the options have none.
+
+    `task` says what labels are where the data itself cannot: in a table.
+    """
     given = {key: value for key, value in options.items() if value != ()}
+    if name == "table" and task != "auto":
+        given["task"] = task
     given["seed"] = seed if given.get("seed") is None else given["seed"]
     return load(name, novel=novel, **given) if name in DATASETS else BUILDERS[name](novel=novel, **given)
 

@@ -15,7 +15,6 @@ read and said.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +33,14 @@ from pfedgate.config.options import (
     Clients,
     Deploy,
     Evaluate,
+    Goal,
     Option,
     Session,
     Train,
     options_of,
     usual,
 )
-from pfedgate.core.errors import RecipeError, unknown
+from pfedgate.core.errors import RecipeError, unknown, warn
 from pfedgate.core.types import Optim, Schedule
 from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
@@ -107,6 +107,7 @@ class Recipe:
     data: Named
     model: Named
     algorithm: Named
+    task: Goal = field(default_factory=Goal)
     train: Train = field(default_factory=Train)
     clients: Clients = field(default_factory=Clients)
     fleet: Pace = field(default_factory=Pace)
@@ -143,10 +144,10 @@ class Recipe:
         )
 
     def tables(self) -> Tables:
-        """Plain values, section by section; options that are None and silent [fleet] and [deploy] are left out."""
+        """Plain values, section by section; options that are None and silent [task], [fleet], [deploy] are left out."""
         tables: Tables = {}
-        silent = {"fleet"} if self.fleet == Pace() else set()
-        silent |= {"deploy"} if self.deploy == Deploy() else set()
+        silent = {name for name, usual in (("task", Goal()), ("fleet", Pace()), ("deploy", Deploy()))
+                  if getattr(self, name) == usual}  # fmt: skip
         for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)
             plain = {"name": part.name, **part.options} if isinstance(part, Named) else dict(vars(part))
@@ -229,7 +230,7 @@ def _moved(layer: Tables) -> Tables:
             if value is None:
                 raise RecipeError(f"algorithm.{key} is {section}.{new} now: one of {', '.join(values.values())}")
             layer.setdefault(section, {}).setdefault(new, value)
-            warnings.warn(f"[algorithm] is of an earlier version: {key} is {section}.{new} now", stacklevel=4)
+            warn(f"[algorithm] is of an earlier version: {key} is {section}.{new} now")
     return layer
 
 
@@ -320,7 +321,7 @@ def _current(table: Layer, section: str, names: Mapping[str, str]) -> dict[str, 
             current[names_now.get(key, key)] = value
             notes += [f"{key} is {names_now[key]} now"] if key in names_now else []
     if notes:
-        warnings.warn(f"[{section}] is of an earlier version: {', '.join(notes)}", stacklevel=3)
+        warn(f"[{section}] is of an earlier version: {', '.join(notes)}")
     return current
 
 

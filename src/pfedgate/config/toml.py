@@ -24,6 +24,9 @@ else:
 def read(path: str | Path) -> dict[str, Any]:
     """The tables of a file."""
     file = Path(path).expanduser()
+    if file.is_dir():
+        here = "; it holds a run: `pfedgate resume` goes on with it" if (file / "config.toml").exists() else ""
+        raise RecipeError(f"{file} is a folder: give the path of a TOML file, or nothing for pFedGate on digits{here}")
     if not file.exists():
         raise RecipeError(f"no recipe {file}: give the path of a TOML file, or nothing for pFedGate on digits")
     return parse(file.read_text(encoding="utf-8"), str(file))

@@ -87,6 +87,9 @@ class Algorithm:
         """What the server sends to this client. Default: everything it has."""
         return server
 
+    def ready(self, card: Card) -> None:
+        """Raise if a client with this card could never train: asked before a run begins. Default: all could."""
+
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """A client's round: what it sends back, and its new private State."""
         raise NotImplementedError(f"{type(self).__name__} must define train")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class RecipeError(ValueError):
@@ -15,15 +18,27 @@ def unknown(kind: str, name: str, existing: Iterable[str]) -> str:
 
     >>> unknown("model", "resnett", ["mlp", "resnet"])
     "unknown model 'resnett': did you mean 'resnet'? Known: mlp, resnet"
+    >>> unknown("client", "3", ["13", "03"])
+    "unknown client '3': did you mean '03'? Known: 03, 13"
     >>> unknown("option", "x", [])
     "unknown option 'x': there are none"
     """
     names = sorted(existing)
     if not names:
         return f"unknown {kind} {name!r}: there are none"
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    padded = [other for other in names if name.isdecimal() and other.lstrip("0") == name.lstrip("0")]  # 3 for '03'
+    near = padded or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}: {hint}Known: {', '.join(names)}"
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's code that led here, not at one of this library's."""
+    library, level, frame = str(Path(__file__).parents[1]), 2, inspect.currentframe()
+    frame = None if frame is None else frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(library) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level - 1)
 
 
 class ClientError(RuntimeError):

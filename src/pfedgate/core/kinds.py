@@ -298,6 +298,26 @@ def metrics_of(kind: str, metrics: Any, loss: Loss) -> tuple[Metric, ...]:
     return tuple(metric_of(metric, loss) for metric in ([metrics] if alone else metrics or kind_of(kind).metrics))
 
 
+def in_range(kind: Kind, output: Tensor, y: Tensor, where: str) -> None:
+    """Refuse a class for which the model has no output."""
+    if not kind.classes:
+        return
+    outputs, highest = output.shape[1 if kind.name == "segmentation" else -1], int(y.max())
+    if highest >= outputs:
+        raise ValueError(
+            f"the model has {outputs} outputs, but a label of {where} is {highest} (labels count from 0): give the "
+            f"model {highest + 1} outputs, or correct the labels"
+        )
+
+
+def fits(kind: Kind, y: Tensor, where: str) -> None:
+    """Refuse labels that cannot be of this kind, and say of which they could be."""
+    if reason := kind.fault(y):
+        others = [other.name for other in KINDS.values() if other is not kind and not other.fault(y)]
+        hint = f"; set task.kind to {' or '.join(others)}, or give other labels" if others else ""
+        raise ValueError(f'the labels of {where} do not fit task.kind = "{kind.name}" ({kind.labels}): {reason}{hint}')
+
+
 def check(kind: Kind, loss: Loss, output: Tensor, y: Tensor, where: str = "the data") -> None:
     """Refuse labels that do not fit the kind of task, or the model's output on the same samples.
 
@@ -305,10 +325,7 @@ def check(kind: Kind, loss: Loss, output: Tensor, y: Tensor, where: str = "the d
     Traceback (most recent call last):
     ValueError: the labels of the data do not fit task.kind = "classification" ...
     """
-    if reason := kind.fault(y):
-        others = [other.name for other in KINDS.values() if other is not kind and not other.fault(y)]
-        hint = f"; set task.kind to {' or '.join(others)}, or give other labels" if others else ""
-        raise ValueError(f'the labels of {where} do not fit task.kind = "{kind.name}" ({kind.labels}): {reason}{hint}')
+    fits(kind, y, where)
     shape, labels = tuple(output.shape), tuple(y.shape)
     if kind.name in ("multilabel", "regression"):
         if output.numel() != y.numel():
@@ -318,19 +335,14 @@ def check(kind: Kind, loss: Loss, output: Tensor, y: Tensor, where: str = "the d
             )
     else:
         place = 1 if kind.name == "segmentation" else -1
-        outputs, rest = (shape[place], (shape[0], *shape[2:]) if place == 1 else shape[:-1]) if shape else (0, ())
+        rest = (*shape[:1], *shape[2:]) if place == 1 else shape[:-1]
         if rest != labels:
             where_to = "in the second dimension" if place == 1 else "in the last dimension"
             raise ValueError(
                 f"the model's output has the shape {shape}, the labels of {where} {labels}: for {kind.name} the output "
                 f"has the labels' shape and one number for each class {where_to}"
             )
-        highest = int(y.max())
-        if highest >= outputs:
-            raise ValueError(
-                f"the model has {outputs} outputs, but a label of {where} is {highest} (labels count from 0): give the "
-                f"model {highest + 1} outputs, or correct the labels"
-            )
+        in_range(kind, output, y, where)
     losses = loss(output, y)
     if tuple(losses.shape) != labels[:1]:
         raise ValueError(

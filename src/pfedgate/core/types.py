@@ -57,6 +57,7 @@ class DataShape:
     classes: int
     shape: tuple[int, ...]  # of one input as a model takes it
     dtype: torch.dtype  # of an input as a model takes it
+    kind: str = "classification"  # of task; classes are then the number of outputs
 
 
 @dataclass(frozen=True)

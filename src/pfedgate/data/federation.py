@@ -50,7 +50,9 @@ class Ids(Sequence[str]):
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """Position of an id; an unknown one is an error that names the nearest."""
         if value not in self._places:
-            near = difflib.get_close_matches(str(value), self.names[:10_000].tolist(), n=3, cutoff=0.4)
+            names, wanted = self.names[:10_000].tolist(), str(value)
+            padded = [name for name in names if wanted.isdecimal() and name.lstrip("0") == wanted.lstrip("0")]
+            near = padded or difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
             raise KeyError(f"no client {value!r} among {len(self)}{hint}")
         return self._places[value]
@@ -140,13 +142,14 @@ class Federation:
         *,
         classes: int,
         class_names: tuple[str, ...] | None = None,
+        task: str = "classification",
         prepare: Normalise | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         if len(bounds) != len(PARTS) * len(ids) + 1:
             raise ValueError(f"{len(ids)} clients need {len(PARTS) * len(ids) + 1} bounds, got {len(bounds)}")
         self.name, self.pool, self.ids, self.classes = name, pool, ids, classes
-        self.class_names = class_names
+        self.class_names, self.task = class_names, task
         self.prepare = prepare or Normalise()
         self.about: dict[str, Any] = dict(about or {})
         self._rows, self._bounds, self._held_out = rows, bounds, held_out
@@ -179,18 +182,28 @@ class Federation:
         result: Ints = counts[at :: len(PARTS)].astype(np.int64)
         return result
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What `histogram` counts: the classes by name, or "samples" where labels are no classes."""
+        if self.task != "classification":
+            return ("samples",)
+        return self.class_names or tuple(str(label) for label in range(self.classes))
+
     def histogram(self, names: Sequence[str] = PARTS) -> Ints:
-        """Samples per client (row, in the order of `federation.ids`) and class (column) in these parts."""
+        """Samples per client (row, in the order of `federation.ids`) and class (column: `columns`) in these parts."""
         bounds, rows = self._bounds.tensor.numpy(), self._rows.tensor
         counts = np.diff(bounds)
         wanted = np.tile([part in names for part in PARTS], len(self.ids))
         owner = np.repeat(np.arange(len(self.ids)), counts.reshape(-1, len(PARTS)).sum(1))
         keep = np.repeat(wanted, counts)
-        labels = self.pool.y(rows[torch.from_numpy(keep)].long())
-        if labels.ndim != 1:
-            raise ValueError("a histogram needs one label per sample")
-        flat = owner[keep] * self.classes + labels.numpy()
-        return np.bincount(flat, minlength=len(self.ids) * self.classes).reshape(-1, self.classes)
+        width = len(self.columns)
+        flat = owner[keep] * width
+        if self.task == "classification":
+            labels = self.pool.y(rows[torch.from_numpy(keep)].long())
+            if labels.ndim != 1:
+                raise ValueError("a histogram needs one label per sample")
+            flat = flat + labels.numpy()
+        return np.bincount(flat, minlength=len(self.ids) * width).reshape(-1, width)
 
     def share(self) -> Federation:
         """Put everything where worker processes can map it; returns the federation itself.
@@ -215,6 +228,7 @@ class Federation:
             "smallest": int(totals.min()),
             "median": float(np.median(totals)),
             "largest": int(totals.max()),
+            "task": self.task,
             "classes": self.classes,
             "classes_per_client": float((counts > 0).sum(1).mean()),
             "input_shape": list(self.input_shape),
@@ -228,7 +242,8 @@ class Federation:
 
     def __repr__(self) -> str:
         held = f", {len(self.novel)} novel" if len(self.novel) else ""
+        what = f"{self.classes} classes" if self.task == "classification" else f"{self.task} of {self.classes}"
         return (
             f"Federation({self.name!r}, {len(self.clients)} clients{held}, {len(self._rows)} samples of "
-            f"shape {self.input_shape}, {self.classes} classes)"
+            f"shape {self.input_shape}, {what})"
         )

@@ -12,7 +12,9 @@ feature, or `standardise=True` to measure them on the training samples of the tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedgate.core.errors import warn
+from pfedgate.core.kinds import KINDS, NOTHING, kind_of
 from pfedgate.data import cache
 from pfedgate.data.federation import Federation
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
@@ -53,6 +57,7 @@ def from_arrays(
     mean: float | Sequence[float] = (),
     std: float | Sequence[float] = (),
     standardise: bool = False,
+    task: str | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of arrays: one row of `x` and one label of `y` per sample.
@@ -60,22 +65,30 @@ def from_arrays(
     Give `owners`, one name per row, or `partition` and `clients`. `x` may be anything with rows: images
     (four axes, or three if uint8), feature vectors, token ids; a path to a `.npy` file is mapped, not read.
     uint8 images stay uint8 and are scaled per batch. Labels may be names. `channels` ("first" or "last")
-    is needed only when the shape of the images leaves it open.
+    is needed only when the shape of the images leaves it open. `task` says what labels are, where they are no classes:
+    "multilabel", "regression", "segmentation" or "language" (see `pfedgate.core.kinds`).
 
     >>> x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
     >>> from_arrays(x, y, owners=["ann", "bob", "eve"] * 20, seed=1)
     Federation('arrays', 3 clients, 60 samples of shape (5,), 3 classes)
     >>> from_arrays(x, y, partition="dirichlet", clients=4, alpha=0.5, novel=0.25)
     Federation('arrays', 3 clients, 1 novel, 60 samples of shape (5,), 3 classes)
+    >>> from_arrays(x, x @ np.ones(5), owners=["ann", "bob", "eve"] * 20, task="regression")
+    Federation('arrays', 3 clients, 60 samples of shape (5,), regression of 1)
     """
     sharing = read(Sharing, options, "from_arrays")
     rows, image = _inputs(x, channels)
-    labels, names = _class_labels(y)
+    labels, names, task = _labels(y, task)
     if len(labels) != len(rows):
         raise ValueError(f"{len(rows)} inputs but {len(labels)} labels: they must be equally many")
-    seen = int(labels.max()) + 1
+    seen = int(labels.max()) + 1 if KINDS[task].classes else math.prod(labels.shape[1:])
     if classes is not None and classes < seen:
-        raise ValueError(f"classes={classes}, but a label is {seen - 1}")
+        raise ValueError(f"classes={classes}, but a label is {seen - 1}" if KINDS[task].classes else
+                         f"classes={classes}, but there are {seen} labels in a row")  # fmt: skip
+    if names is not None and len(names) > max(20, len(labels) // 2):
+        warn(
+            f"{name}: {len(names)} classes in {len(labels)} samples, such as {names[0]!r}: is this the right column?",
+        )
     if owners is not None and len(owners) != len(rows):
         raise ValueError(f"{len(rows)} inputs but {len(owners)} owners: give one owner per row")
     if owners is None and sharing.partition is None:
@@ -86,7 +99,7 @@ def from_arrays(
     used = sample(len(rows), sharing.samples, sharing.seed)
     partition = share_out(
         sharing,
-        labels[used],
+        (labels if task == "classification" else labels.reshape(len(labels), -1))[used],
         kind=sharing.partition or "owner",
         clients=sharing.clients,
         owners=None if owners is None else np.asarray(owners)[used],
@@ -100,6 +113,7 @@ def from_arrays(
         sharing,
         classes=classes or seen,
         class_names=names,
+        task=task,
         prepare=Normalise(_numbers(mean), _numbers(std)),
         about={"dataset": name, "pool": len(rows), "used": len(partition.rows)},
     )
@@ -111,14 +125,15 @@ def from_arrays(
 def from_folder(
     path: str | Path,
     *,
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     colour: bool = True,
     cache_dir: str | Path | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of images kept as path/<client>/<class>/<image>.
 
-    All images must have one size, or are resized to `size` (height, width). `colour=False` makes them grey.
+    All images must have one size, or are resized to `size`: (height, width), or one number. `colour=False` makes them
+    grey.
     They are decoded once into the cache.
 
     >>> import tempfile; from PIL import Image
@@ -132,6 +147,7 @@ def from_folder(
     >>> list(federation.clients), federation.input_shape, federation.class_names
     (['ann', 'bob'], (3, 16, 16), ('cat', 'dog'))
     """
+    size = (size, size) if isinstance(size, int) else size
     root = Path(path).expanduser()
     files = sorted(file for file in root.glob("*/*/*") if file.suffix.lower() in IMAGES)
     if not files:
@@ -177,12 +193,18 @@ def from_dataset(dataset: Samples, owners: Sequence[Any], **options: Any) -> Fed
         raise ValueError(f"{total} samples but {len(owners)} owners: give one owner per sample")
     if not total:
         raise ValueError("the dataset is empty")
-    labels = []
+    labels: list[Any] = []
     store: Array | None = None
     channels: str | None = None
     for row in range(total):
-        x, y = dataset[row]
-        labels.append(y.item() if isinstance(y, (Tensor, np.generic)) else y)
+        sample = dataset[row]
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise ValueError(
+                f"sample {row} is {type(sample).__name__}, not a pair (input, label): a data set of columns goes to "
+                "pfedgate.run(data=…, owner='its column', label='its column')"
+            )
+        x, y = sample
+        labels.append(np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y))
         # Tensors of three axes are (channels, height, width) by torch's custom, pictures end in channels.
         if isinstance(x, Tensor):
             channels, value = "first", x.detach().cpu().numpy()
@@ -196,7 +218,7 @@ def from_dataset(dataset: Samples, owners: Sequence[Any], **options: Any) -> Fed
     assert store is not None
     if channels and store.ndim == 4 and "channels" not in options:
         options["channels"] = channels
-    return from_arrays(store, labels, owners=owners, **{"name": type(dataset).__name__, **options})
+    return from_arrays(store, np.stack(labels), owners=owners, **{"name": type(dataset).__name__, **options})
 
 
 def _measured(federation: Federation) -> Normalise:
@@ -242,17 +264,40 @@ def _inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows,
     return (rows if data is rows.tensor else Rows(data)), True
 
 
-def _class_labels(y: Array | Tensor | Sequence[Any]) -> tuple[Array, tuple[str, ...] | None]:
-    """Labels as int64 from 0, and their names if they were not such numbers already."""
+def _labels(y: Array | Tensor | Sequence[Any], task: str | None) -> tuple[Array, tuple[str, ...] | None, str]:
+    """Labels as the kind of task has them, names of classes that were no numbers from 0 on, and the kind.
+
+    Numbers with a fraction are never taken for classes: 600 different ones would be 600 classes.
+    """
     values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if not values.size:
         raise ValueError("there are no labels")
-    if values.dtype.kind in "iu" and values.min() >= 0:
-        return values.astype(np.int64), None
+    kind = kind_of("classification" if task is None else task)
+    if values.dtype.kind in "USO":  # text, as CSV files have it; names are never all numbers
+        with suppress(TypeError, ValueError):
+            numbers = values.astype(np.float64)
+            values = numbers if not kind.classes or (numbers % 1).any() else values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError("a label is missing (not a number)")
+    if not kind.classes:
+        if values.dtype.kind not in "fiub":
+            raise ValueError(f"labels for {kind.name} are numbers, got {str(values.flat[0])!r}")
+        return values.astype(np.float32), None, kind.name
+    if values.dtype.kind == "f":
+        if (values % 1).any():
+            raise ValueError(
+                f"labels are numbers with a fraction, such as {values[values % 1 != 0][0]:g} ({len(np.unique(values))} "
+                f'different ones in {len(values)} rows): give task="regression" to predict numbers, or whole numbers '
+                "or names to predict classes"
+            )
+        values = values.astype(np.int64)
+    if task is None and values.ndim > 1:
+        others = ", ".join(repr(name) for name in KINDS if name != "classification")
+        raise ValueError(f"labels have the shape {values.shape}, not one per row: say what they are with task={others}")
+    if values.dtype.kind in "iu" and (values.min() >= 0 or (kind.positions and values.min() >= NOTHING)):
+        return values.astype(np.int64), None, kind.name
     names, codes = np.unique(values, return_inverse=True)
-    return codes.reshape(values.shape).astype(np.int64), tuple(str(name) for name in names)
+    return codes.reshape(values.shape).astype(np.int64), tuple(str(name) for name in names), kind.name
 
 
 def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import unknown, warn
 from pfedgate.core.seeds import numpy_generator
 from pfedgate.data.federation import PARTS, Federation, Ids
 from pfedgate.data.partition import Ints, Partition, by_owner, dirichlet, iid, pachinko, pathological
@@ -105,11 +105,17 @@ def share_out(
     if kind == "owner":
         if owners is None:
             raise ValueError(f"{where} has no owners: use another partition")
-        return by_owner(owners, keep=clients, min_samples=3 if least is None else least, seed=seed)
+        partition = by_owner(owners, keep=clients, min_samples=3 if least is None else least, seed=seed)
+        if dropped := partition.about["dropped"]:
+            warn(
+                f"{where}: {dropped} of {partition.about['owners']} owners are left out, because they have fewer than "
+                f"{partition.about['min_samples']} samples (min_samples)"
+            )
+        return partition
     if clients is None:
         raise ValueError(f"{where}: partition={kind!r} needs clients=…")
     if labels.ndim != 1 and kind != "iid":
-        raise ValueError(f"{where}: partition={kind!r} needs one label per sample; use iid or owners")
+        raise ValueError(f"{where}: partition={kind!r} needs one class per sample; use iid or owners")
     number, floor = int(clients), 10 if least is None else least
     if kind == "dirichlet":
         return dirichlet(labels, number, alpha=options.alpha, clusters=options.clusters, min_samples=floor, seed=seed)
@@ -202,6 +208,7 @@ def assemble(
     *,
     classes: int,
     class_names: tuple[str, ...] | None = None,
+    task: str = "classification",
     prepare: Normalise | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Federation:
@@ -224,6 +231,7 @@ def assemble(
         held_out,
         classes=classes,
         class_names=class_names,
+        task=task,
         prepare=prepare,
         about={**(about or {}), **partition.about, "seed": options.seed, **looks},
     )

@@ -11,8 +11,7 @@ from pfedgate.data.federation import PARTS, Federation
 
 def header(federation: Federation) -> list[str]:
     """Column titles that go with `table`."""
-    names = federation.class_names or tuple(str(label) for label in range(federation.classes))
-    return ["client", "kind", *PARTS, "classes", *names]
+    return ["client", "kind", *PARTS, "classes", *federation.columns]
 
 
 def table(federation: Federation, limit: int | None = None) -> list[list[str | int]]:
@@ -44,8 +43,10 @@ def facts(federation: Federation) -> dict[str, str]:
         + ")",
         "per client": f"{about['smallest']} to {about['largest']}, median {about['median']:g}",
         "classes": f"{about['classes']}, {about['classes_per_client']:.1f} per client on average",
+        "task": f"{federation.task} of {federation.classes}",
         "input": " × ".join(map(str, about["input_shape"])),
     }
+    del entries["task" if federation.task == "classification" else "classes"]
     names = ("alpha", "beta", "clusters", "shards", "min_samples", "domains", "domains_each", "seed")
     ways = [f"{key}={about[key]}" for key in names if key in about]
     entries["partition"] = f"{about.get('partition', 'given')} ({', '.join(ways)})"
@@ -111,7 +112,7 @@ def plot(federation: Federation, path: str | Path, *, kind: str = "auto", limit:
     """Draw clients × classes, `limit` clients at most, to a file; its suffix names the format (png, svg, pdf)."""
     counts = federation.histogram()[:limit]
     clients = list(federation.ids[:limit])
-    names = federation.class_names or [str(label) for label in range(federation.classes)]
+    names = federation.columns
     novel = [client in federation.novel for client in clients]
     chart = partition_chart(clients, [str(name) for name in names], counts.tolist(), novel=novel, kind=kind)
     alpha = f", α = {federation.about['alpha']}" if "alpha" in federation.about else ""

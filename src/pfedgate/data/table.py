@@ -40,17 +40,29 @@ def from_table(
     (['h0', 'h1', 'h2'], ('ill', 'well'))
     """
     file = Path(path).expanduser()
-    columns = read(file)
+    return from_columns(read(file), str(file), owner, label, features, **{"name": file.stem, **options})
+
+
+def from_columns(
+    columns: Mapping[str, Any],
+    where: str,
+    owner: str | Sequence[Any] | None,
+    label: str,
+    features: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Federation:
+    """A federation of columns by name; `owner` is a column, the owners themselves, or None: a partition decides."""
     wanted = [features] if isinstance(features, str) else features
-    inputs = wanted if wanted is not None else [name for name in columns if name not in (owner, label)]
-    for column in (owner, label, *inputs):
+    named = owner if isinstance(owner, str) else label
+    inputs = wanted if wanted is not None else [name for name in columns if name not in (named, label)]
+    for column in (named, label, *inputs):
         if column not in columns:
-            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(columns)}")
+            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(str, columns))}")
     return from_arrays(
-        stack({name: columns[name] for name in inputs}, str(file)),
+        stack({name: columns[name] for name in inputs}, where),
         np.asarray(columns[label]),
-        owners=np.asarray(columns[owner]),
-        **{"name": file.stem, **options},
+        owners=np.asarray(columns[owner]) if isinstance(owner, str) else owner,
+        **options,
     )
 
 
@@ -77,20 +89,22 @@ def read(file: Path) -> dict[str, list[Any]]:
     return dict(zip(head, cells, strict=True))
 
 
-def stack(columns: Mapping[str, list[Any]], where: str) -> Array:
+def stack(columns: Mapping[str, Any], where: str) -> Array:
     """Input columns as one array: images or lists as they are, numbers side by side as float32."""
     if not columns:
         raise ValueError(f"{where}: no feature columns")
     if len(columns) == 1:
         (values,) = columns.values()
-        if values and isinstance(values[0], (dict, bytes)):
-            return np.stack([decode_image(value) for value in values])
-        if values and isinstance(values[0], (list, tuple)):
+        if getattr(values, "ndim", 1) > 1:
             return np.asarray(values)
+        if len(values) and isinstance(values[0], (dict, bytes)):
+            return np.stack([decode_image(value) for value in values])
+        if len(values) and isinstance(values[0], (list, tuple, np.ndarray)):
+            return np.stack([np.asarray(value) for value in values])
     return np.stack([_numbers(name, values, where) for name, values in columns.items()], axis=1)
 
 
-def _numbers(name: str, values: list[Any], where: str) -> Array:
+def _numbers(name: str, values: Any, where: str) -> Array:
     try:
         numbers = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:

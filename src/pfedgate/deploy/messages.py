@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pfedgate.core.kinds import kind_of
 from pfedgate.core.types import Budget, Card, DataShape
 from pfedgate.engine.roster import Cards, budgets
 
@@ -111,6 +112,7 @@ class NodeInfo:
             "shape": list(self.shape.shape),
             "dtype": str(self.shape.dtype).removeprefix("torch."),
             "classes": self.shape.classes,
+            "task": self.shape.kind,
             "class_names": None if self.class_names is None else list(self.class_names),
         }
         return {"clients": dict(self.clients), "novel": dict(self.novel), "budget": self.budget, "data": data}
@@ -122,7 +124,8 @@ def _shape(data: Mapping[str, Any]) -> tuple[DataShape, tuple[str, ...] | None]:
     if dtype not in DTYPES:
         raise ValueError(f"inputs of type {dtype!r}")
     names = data["class_names"]
-    shape = DataShape(int(data["classes"]), tuple(int(size) for size in sizes or ()), DTYPES[dtype])
+    kind = kind_of(str(data.get("task", "classification"))).name
+    shape = DataShape(int(data["classes"]), tuple(int(size) for size in sizes or ()), DTYPES[dtype], kind)
     return shape, None if names is None else tuple(str(name) for name in names)
 
 

@@ -63,6 +63,7 @@ class Holding:
         self.whole, self.clients, self.novel = whole, list(clients), list(novel)
         self.class_names = tuple(classes) or getattr(whole, "class_names", None)
         self.classes = len(classes) or whole.classes
+        self.task: str = getattr(whole, "task", "classification")
         self.prepare: Callable[[Tensor], Tensor] = whole.prepare
         self._labels: Tensor | None = None
         if classes:

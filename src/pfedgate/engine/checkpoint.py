@@ -22,7 +22,6 @@ import hashlib
 import io
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.errors import warn
 from pfedgate.core.state import digest, inside, under
 from pfedgate.core.types import State
 from pfedgate.engine import files
@@ -157,7 +157,7 @@ class RunFolder:
                     "begin anew in another one"
                 ) from error
             done = len(earlier.history)
-            warnings.warn(f"{error}: going on from the checkpoint before it, after round {done}", stacklevel=2)
+            warn(f"{error}: going on from the checkpoint before it, after round {done}")
             os.replace(self._previous, self._checkpoint)
             return dataclasses.replace(earlier, undo=True)
 

@@ -8,6 +8,7 @@ An Endpoint is also the simplest exchange: everything happens here and now.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -176,27 +177,38 @@ class Endpoint:
         for point in points:
             yield self._score(got, private, local, point)
 
-    def _score(self, got: State, private: State, local: Local, point: str) -> Scored:
+    def model(self, server: State, card: Card, round: Round, point: str = POINTS[0]) -> nn.Module:
+        """One client's model as it is scored at a point, a module of its own; it changes nothing."""
+        local, got = self.local(card, round), self.algorithm.send(server, card, round)
+        private = _private(self.algorithm, got, self.store, local)
+        with _named(local, point), seeded(round.seed, point, round.index, card.id):
+            return copy.deepcopy(self._model(got, private, local, point)[0])
+
+    def _model(self, got: State, private: State, local: Local, point: str) -> tuple[nn.Module, dict[str, float]]:
         algorithm, card, more = self.algorithm, local.card, dict[str, float]()
+        if point == "per_client":
+            algorithm = algorithm.per_client()
+        if point == "after_local":
+            algorithm, local = after_broadcast(algorithm, local)
+        own, private = own_part(algorithm, private, local)
+        if point == "after_local":
+            got, private, more["flops"] = own.method(algorithm).own_epochs(got, private, local)
+        elif point == NOVEL:
+            private = own.method(algorithm).adapt(got, private, local)
+        own.settle()
+        private = own.method(algorithm).personalise(got, private, local)
+        own.settle()
+        # A predictor that depends on `got` alone is shared by all clients who were sent the same.
+        shared = type(algorithm).predictor is Algorithm.predictor
+        if not shared or self._last is None or self._last[0] is not got:
+            self._last = (got, own.method(algorithm).predictor(got, private, card).to(self.device))
+        return own.model(algorithm, self._last[1]), more
+
+    def _score(self, got: State, private: State, local: Local, point: str) -> Scored:
+        algorithm, card = self.algorithm, local.card
         task, down = algorithm.task, wire.packed_size(got)
         with _named(local, point), seeded(local.round.seed, point, local.round.index, card.id):
-            if point == "per_client":
-                algorithm = algorithm.per_client()
-            if point == "after_local":
-                algorithm, local = after_broadcast(algorithm, local)
-            own, private = own_part(algorithm, private, local)
-            if point == "after_local":
-                got, private, more["flops"] = own.method(algorithm).own_epochs(got, private, local)
-            elif point == NOVEL:
-                private = own.method(algorithm).adapt(got, private, local)
-            own.settle()
-            private = own.method(algorithm).personalise(got, private, local)
-            own.settle()
-            # A predictor that depends on `got` alone is shared by all clients who were sent the same.
-            shared = type(algorithm).predictor is Algorithm.predictor
-            if not shared or self._last is None or self._last[0] is not got:
-                self._last = (got, own.method(algorithm).predictor(got, private, card).to(self.device))
-            model = own.model(algorithm, self._last[1])
+            model, more = self._model(got, private, local, point)
             scoring = replace(task, eval_batch=1) if point == "batch_1" and algorithm.reads_batches else task
             val = evaluate(scoring, model, local.val, local)
             test = evaluate(scoring, model, self.federation.part(card.id, "test"), local)

@@ -82,7 +82,9 @@ def rounds_to(
 
 def overall(history: Sequence[Record], metric: Metric = ACCURACY) -> Record:
     """The last lines of a run: final and best-on-validation score, rounds to 80/90 %, totals."""
-    summary: Record = {"rounds": len(history)} | ({} if metric.name == "accuracy" else {"metric": metric.name})
+    summary: Record = {"rounds": len(history)}
+    if metric.name != "accuracy":  # so that readers of the summary know what to look for
+        summary |= {"metric": metric.name, "higher": metric.higher}
     evaluated = [record for record in history if "after_broadcast" in record]
     if evaluated:
         scores = {record["round"]: record["after_broadcast"] for record in evaluated}

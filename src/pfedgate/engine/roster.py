@@ -152,6 +152,8 @@ def budgets(spec: Any, ids: Sequence[str], seed: int = 0, others: Sequence[str] 
     resources       {"params": 0.5, "latency_ms": 8} = the same bounds for all
     path to a CSV   columns `id` and `budget`, or `id` and resources (params, flops, …): one row per device
 
+    `everyone` are all clients there are: a budget for anybody else is refused, or in a file of devices warned of.
+
     >>> budgets({0.5: 0.5, 0.1: 0.5}, ["a", "b", "c", "d"]).count(0.1)
     2
     >>> budgets({"a": 0.3, "default": 1.0}, ["a", "b"])

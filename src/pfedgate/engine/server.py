@@ -154,7 +154,8 @@ class Engine:
             self.policy.now = history[-1].get("virtual_seconds", 0.0) if history else 0.0
             self.policy.load(self.start.flights, self.start.flying)
             self._keep_best(server, history)
-        self._tell({"event": "start", "round": len(history), "rounds": options.rounds})
+        metric = self.algorithm.task.metric
+        self._tell({"event": "start", "round": len(history), "rounds": options.rounds, "metric": metric})
         scores: list[Scored] = []
         for index in range(len(history), options.rounds):
             began = time.perf_counter()

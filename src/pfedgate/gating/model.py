@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from pfedgate.core.errors import warn
 from pfedgate.gating.gate.network import Gate, GateOutput
 from pfedgate.gating.latency import as_fast, latency_terms
 from pfedgate.gating.optimizer import LiveOptimizer
@@ -81,7 +81,7 @@ class GatedModel(nn.Module):
         self.selector: Selector = self.plan.selector(limit)  # raises before anything has changed
         self.budget = limit
         for text in self.plan.advice(limit):
-            warnings.warn(text, stacklevel=3)
+            warn(text)
         return self
 
     def parameters_shared(self) -> Iterator[nn.Parameter]:

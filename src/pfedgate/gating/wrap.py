@@ -7,7 +7,6 @@ import copy
 import inspect
 import math
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import unknown, warn
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.network import Gate
 from pfedgate.gating.gate.start import rank
@@ -95,10 +94,9 @@ def gate(
         # One number is meant to save work, too: the user hears if that is impossible, unless masks were asked for.
         named = isinstance(budget, Budget | Mapping) or budget == 1
         if execution == "auto" and plan.network is not None and not plan.sliceable and not named:
-            warnings.warn(
+            warn(
                 f"blocks can only be masked, not skipped: {plan.network.reason}. The budget binds parameters alone and "
                 "saves neither time nor memory. If that is what you want: execution='masked' or Budget(params=...)",
-                stacklevel=2,
             )
         if execution == "masked" or not plan.sliceable:
             _check_gradients(model, batch)

@@ -104,6 +104,34 @@ def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[int] = (64,), drop
     return nn.Sequential(layers)
 
 
+class UNet(nn.Module):
+    """A class for every pixel: two halvings and back, the finer features added again"""
+
+    def __init__(self, input_shape: Shape, classes: int, *, width: float = 1.0) -> None:
+        if len(input_shape) != 3 or input_shape[1] % 4 or input_shape[2] % 4:
+            raise ValueError(f"images are (channels, height, width), both sides multiples of 4, got {input_shape}")
+        if width <= 0:
+            raise ValueError(f"width multiplies the channels and must be positive, got {width}")
+        super().__init__()
+        fine, middle, coarse = (max(1, round(size * width)) for size in (16, 32, 64))
+        self.conv1 = nn.Conv2d(input_shape[0], fine, 3, padding=1)
+        self.conv2 = nn.Conv2d(fine, middle, 3, padding=1)
+        self.conv3 = nn.Conv2d(middle, coarse, 3, padding=1)
+        self.up2 = nn.Conv2d(coarse, middle, 3, padding=1)
+        self.up1 = nn.Conv2d(middle, fine, 3, padding=1)
+        self.out = nn.Conv2d(fine, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of every pixel."""
+        fine = F.relu(self.conv1(x))
+        middle = F.relu(self.conv2(F.max_pool2d(fine, 2)))
+        coarse = F.relu(self.conv3(F.max_pool2d(middle, 2)))
+        middle = middle + F.relu(self.up2(F.interpolate(coarse, scale_factor=2.0)))
+        fine = fine + F.relu(self.up1(F.interpolate(middle, scale_factor=2.0)))
+        logits: Tensor = self.out(fine)
+        return logits
+
+
 class ResidualBlock(nn.Module):
     """conv3–BN–ReLU–conv3–BN plus a shortcut: the identity, or a 1×1 convolution where the shape changes."""
 

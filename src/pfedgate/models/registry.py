@@ -32,6 +32,7 @@ class _Entry:
     make: Callable[..., nn.Module]
     input_shape: Shape
     classes: int
+    reads_classes: bool = False  # inputs are tokens, of which there are as many as outputs
 
 
 _MODELS = {
@@ -45,6 +46,8 @@ _MODELS = {
     "vit": _Entry(vit.VisionTransformer, (3, 32, 32), 10),
     "text_cnn": _Entry(text.TextCNN, (32,), 4),
     "text_gru": _Entry(text.TextGRU, (32,), 4),
+    "unet": _Entry(images.UNet, (1, 16, 16), 3),
+    "token_gru": _Entry(text.TokenGRU, (32,), 65, reads_classes=True),
 }
 
 
@@ -116,7 +119,7 @@ def example(name: str, batch: int = 2, generator: torch.Generator | None = None)
     """
     entry = _entry(name)
     shape = (batch, *entry.input_shape)
-    vocabulary = _options(entry).get("vocabulary")
+    vocabulary = entry.classes if entry.reads_classes else _options(entry).get("vocabulary")
     if isinstance(vocabulary, int):
         return torch.randint(vocabulary, shape, generator=generator)
     return torch.randn(shape, generator=generator)

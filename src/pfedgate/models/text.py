@@ -1,4 +1,4 @@
-"""Text classifiers on integer tokens of shape [batch, length]."""
+"""Text classifiers, and a model of the next token, on integer tokens of shape [batch, length]."""
 
 from __future__ import annotations
 
@@ -68,6 +68,30 @@ class TextGRU(nn.Module):
         states = self.gru(self.embedding(tokens))[0]
         pooled = states.mean(1) if self.pooling == "mean" else states[:, -1]
         logits: Tensor = self.out(F.relu(self.fc(pooled)))
+        return logits
+
+
+class TokenGRU(nn.Module):
+    """Next token: embedding, gated recurrent unit, an output for every position."""
+
+    def __init__(
+        self,
+        input_shape: Shape,
+        classes: int,
+        *,
+        dim: int = 16,
+        hidden: int = 128,
+        layers: int = 1,
+    ) -> None:
+        _check_tokens(input_shape)
+        super().__init__()
+        self.embedding = nn.Embedding(classes, dim)  # tokens that come in are those that go out
+        self.gru = nn.GRU(dim, hidden, num_layers=layers, batch_first=True)
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the token after every position."""
+        logits: Tensor = self.out(self.gru(self.embedding(tokens))[0])
         return logits
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pfedgate import __version__
 from pfedgate.config.recipe import essence
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import unknown, warn
 from pfedgate.engine import metrics
 from pfedgate.report import tables, verdict
 from pfedgate.report.gate_facts import data_key, data_kind, gates_of, partition_of
@@ -37,7 +36,7 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     if not begun:
         raise ValueError(f"no round is finished in {empty}; wait for the first one")
     if empty:
-        warnings.warn(f"left out, because no round is finished there yet: {empty}", stacklevel=2)
+        warn(f"left out, because no round is finished there yet: {empty}")
     return begun
 
 

@@ -205,7 +205,7 @@ def partition_of(run: Run) -> tuple[Content | None, str]:
         counts = federation.histogram()
     except (ImportError, *gates.UNREADABLE) as error:
         return None, f"the data cannot be read here ({_why(error)})"
-    names = federation.class_names or [str(label) for label in range(federation.classes)]
+    names = federation.columns
     everyone, novel = list(federation.ids), set(federation.novel)
     row, ids = {client: at for at, client in enumerate(everyone)}, everyone
     if len(ids) > gates.MOST_CLIENTS:  # those whose gates are looked at: the first that train

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html as entities
 import json
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ from string import Template
 from typing import Any
 
 from pfedgate.core.drawing import DASHES, THEMES, config
+from pfedgate.core.errors import warn
 from pfedgate.engine.files import write_atomically
 from pfedgate.report import cards, tables
 from pfedgate.report.cards import Card
@@ -36,7 +36,7 @@ def write(content: Content, path: str | Path) -> Path:
             content = {**reduced, "left_out": [*content.get("left_out", ()), part]}
             page = render(content)
     if len(page.encode()) > LARGEST:
-        warnings.warn(f"{target} has {len(page.encode()) / 1e6:.1f} MB: make a report of fewer runs", stacklevel=2)
+        warn(f"{target} has {len(page.encode()) / 1e6:.1f} MB: make a report of fewer runs")
     write_atomically(target, page.encode())
     return target
 

@@ -6,9 +6,10 @@ import csv
 import io
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pfedgate.core.kinds import METRICS, Metric
 from pfedgate.runs.progress import clock, scaled, size
 
 
@@ -67,8 +68,30 @@ USUAL = {"density": 1.0}  # a method that says nothing uses the whole model
 
 def numbers(summary: Mapping[str, Any]) -> dict[str, float | None]:
     """A run's numbers by column."""
-    values = {**summary, "novel": (summary.get("novel") or {}).get("accuracy")}
+    name = summary.get("metric", "accuracy")
+    names = {key: key.replace("accuracy", name) for key in ("accuracy", "best_accuracy", "accuracy_after_local")}
+    values = {**summary, **{key: summary.get(own) for key, own in names.items()}}
+    values["novel"] = (summary.get("novel") or {}).get(name)
     return {column.key: values.get(column.key) for column in COLUMNS}
+
+
+def columns_for(metric: Metric) -> tuple[Column, ...]:
+    """The columns with the words, the form and the direction of a main metric that is not accuracy.
+
+    >>> columns_for(METRICS["mae"])[0].title, columns_for(METRICS["mae"])[0].show(0.123456)
+    ('mae', '0.1235')
+    """
+    if metric.name == "accuracy":
+        return COLUMNS
+
+    def fitted(column: Column) -> Column:
+        title, show = column.title.replace("accuracy", metric.name), column.show
+        if show is percent and not metric.share:
+            title, show = title.removesuffix(", %"), "{:.4g}".format
+        better = column.best if column.key == "spread" else metric.best
+        return replace(column, title=title, show=show, best=better, why=column.why.replace("accuracy", metric.name))
+
+    return tuple(fitted(column) if column.show is percent else column for column in COLUMNS)
 
 
 def winners(show: Show, better: Best | None, values: Sequence[float | None], leagues: Sequence[Any]) -> list[bool]:
@@ -97,14 +120,16 @@ def cells(values: Sequence[float | None], show: Show, better: Best | None, leagu
 
 
 def summarise(
-    rows: Mapping[str, Mapping[str, float | None]], leagues: Mapping[str, Any] | None = None
+    rows: Mapping[str, Mapping[str, float | None]],
+    leagues: Mapping[str, Any] | None = None,
+    metric: Metric = METRICS["accuracy"],
 ) -> dict[str, Any]:
     """The table of all runs: cells as text, whether each is the best of its column, and the same to copy.
 
     `leagues` says which runs can be compared (those on the same data and of the same length); a run in none, such as
     one that has not ended, wins nothing.
     """
-    shown = [column for column in COLUMNS if any(row.get(column.key) is not None for row in rows.values())]
+    shown = [column for column in columns_for(metric) if any(row.get(column.key) is not None for row in rows.values())]
     columns: dict[Column, list[float | None]] = {}
     for column in shown:
         values = [row.get(column.key) for row in rows.values()]

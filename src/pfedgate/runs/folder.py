@@ -18,7 +18,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +27,8 @@ from typing import Any
 from pfedgate.config import recipe as config
 from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import unknown, warn
+from pfedgate.core.kinds import METRICS, Metric, right
 from pfedgate.core.state import digest
 from pfedgate.core.types import State
 from pfedgate.engine import files
@@ -130,6 +130,16 @@ class Run:
             summary["resident_bytes"] = summary.pop("peak_bytes")
         return summary
 
+    @cached_property
+    def metric(self) -> Metric:
+        """The main metric: what its scores are, and whether more is better."""
+        scores: dict[str, Any] = next((r["after_broadcast"] for r in self.metrics if "after_broadcast" in r), {})
+        noted = next((key.removeprefix("val_") for key in scores if key.startswith("val_")), "accuracy")
+        name = self.summary.get("metric", noted)
+        if name in METRICS:
+            return METRICS[name]
+        return Metric(name, right, higher=self.summary.get("higher", name != "loss"), share=False)
+
     def server(self, which: str = "last") -> State:
         """The server's State: of the last checkpoint, or the one that was "best" on validation."""
         path = self._state(which)
@@ -179,20 +189,21 @@ def load_all(path: str | Path) -> list[Run]:
 
 def create(path: str | Path, recipe: Recipe) -> Run:
     """A new run's folder with its recipe; one that holds a run already is left alone."""
-    folder = _new(path)
+    folder = vacant(path)
     write_atomically(folder / CONFIG, recipe.toml().encode(), sync=True)
     return Run(folder)
 
 
 def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[Run]:
     """A folder for several runs, one below it for each, all with their recipes."""
-    folder = _new(path)
+    folder = vacant(path)
     runs = [create(folder / name, recipe) for name, recipe in recipes.items()]
     write_atomically(folder / COMPARISON, json.dumps(list(recipes)).encode(), sync=True)
     return runs
 
 
-def _new(path: str | Path) -> Path:
+def vacant(path: str | Path) -> Path:
+    """A folder that holds no run yet; one that does is an error."""
     folder = Path(path)
     if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
         raise FileExistsError(
@@ -231,10 +242,9 @@ def note_environment(run: Run) -> None:
     before = run.environments if (run.path / ENVIRONMENT).exists() else []
     now = environment()
     if before and (other := other_bits(before[-1], now)):
-        warnings.warn(
+        warn(
             f"{run.path} goes on elsewhere ({'; '.join(other)}): rounding differs, so the result will not be, bit for "
             "bit, that of an uninterrupted run",
-            stacklevel=3,
         )
     write_atomically(run.path / ENVIRONMENT, json.dumps([*before, now], indent=2).encode(), sync=True)
 

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from pfedgate.core.kinds import METRICS
 from pfedgate.engine.metrics import Record
 
 QUIET = 10.0  # seconds after which a plain line is due even if nothing was scored
@@ -95,7 +96,7 @@ class Progress(Steps):
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         super().__init__(title, "round", console)
-        self._said, self._score = time.monotonic(), ""
+        self._said, self._score, self._metric = time.monotonic(), "", METRICS["accuracy"]
 
     def __call__(self, event: Record) -> None:
         """Hear of a start, a round or the end."""
@@ -103,19 +104,20 @@ class Progress(Steps):
             return
         done, rounds = int(event["round"]), int(event["rounds"])
         if event["event"] == "start":
-            self._pace = None
+            self._pace, self._metric = None, event.get("metric", self._metric)
             self.at(done, rounds, None)
             if self._bar is None and done < rounds:
                 self._say(f"{rounds} rounds" if not done else f"going on after round {done} of {rounds}")
             return
         scores = event.get("after_broadcast", {})
-        if scores.get("accuracy") is not None:
-            self._score = f"accuracy {percent(scores['accuracy'])}"
+        show = self._metric.show
+        if scores.get(self._metric.name) is not None:
+            self._score = f"{self._metric.name} {show(scores[self._metric.name])}"
         remark: str | None = self._score
         if self._bar is None:
             parts = [] if event.get("loss") is None else [f"loss {event['loss']:.3f}"]
             if scores:
-                parts += [self._score, f"bottom decile {percent(scores.get('bottom_decile'))}"]
+                parts += [self._score, f"bottom decile {show(scores.get('bottom_decile'))}"]
             due = scores or time.monotonic() - self._said > QUIET
             remark = ", ".join(parts) if due else None
             self._said = time.monotonic() if due else self._said

@@ -91,9 +91,9 @@ def _lines(runs: Sequence[Run]) -> Table:
     grid.add_column(no_wrap=True, overflow="ellipsis", style="dim", ratio=1)
     for run in runs:
         records = run.metrics
-        scores = _scores(records, "accuracy")
+        scores = _scores(records, run.metric.name)
         rounds = f"{len(records)} / {run.recipe.train.rounds}"
-        grid.add_row(Text(run.name), rounds, percent(scores[-1]) if scores else "-", state(run))
+        grid.add_row(Text(run.name), rounds, run.metric.show(scores[-1]) if scores else "-", state(run))
     return grid
 
 
@@ -106,8 +106,8 @@ def _panel(run: Run) -> Panel:
     grid.add_column(no_wrap=True)
     grid.add_row("rounds", f"{done} / {rounds}", ProgressBar(total=max(1, rounds), completed=done, width=40))
     curves: list[tuple[str, list[Any], Callable[[Any], str], str]] = [
-        ("accuracy", _scores(records, "accuracy"), percent, "green"),
-        ("bottom decile", _scores(records, "bottom_decile"), percent, "green"),
+        (run.metric.name, _scores(records, run.metric.name), run.metric.show, "green"),
+        ("bottom decile", _scores(records, "bottom_decile"), run.metric.show, "green"),
         ("training loss", [record.get("loss") for record in records], "{:.3f}".format, "cyan"),
         ("density", [record.get("density") for record in records], percent, "cyan"),
         ("q", [record.get("q") for record in records], percent, "cyan"),

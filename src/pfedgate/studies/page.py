@@ -6,12 +6,12 @@ import json
 import shlex
 import textwrap
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pfedgate.config import toml
+from pfedgate.core.errors import warn
 from pfedgate.core.version import RESULTS
 from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record, clean
@@ -40,9 +40,7 @@ def write(study: Study, campaign: Campaign, folder: Path) -> list[Path]:
     outcomes = campaign.outcomes(study, campaign.all_places(study))
     if _worse(outcomes, folder / f"{study.name}.json"):
         missing = len(outcomes.missing) + len(outcomes.untuned)
-        warnings.warn(
-            f"{folder / study.name}.md is kept: {missing} cells are missing now, more than for it", stacklevel=2
-        )
+        warn(f"{folder / study.name}.md is kept: {missing} cells are missing now, more than for it")
         return []
     complete = not outcomes.missing and not outcomes.untuned
     measures = MEASURES[study.measure][0](study, campaign) if study.measure and complete else {}

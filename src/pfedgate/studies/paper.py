@@ -6,13 +6,12 @@ Settings of every row come from a search of its own where a scale has one (`swee
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pfedgate import algorithms
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import unknown, warn
 from pfedgate.studies import declare
 from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
 from pfedgate.studies.domains import DOMAINS
@@ -432,9 +431,8 @@ def select(asked: Sequence[str], scale: Scale) -> list[Study]:
         return studies
     long = [name for name in scale.not_in_all if not (everything and name in asked)]
     if long:
-        warnings.warn(
+        warn(
             f"all at scale {scale.name} is without {' and '.join(long)}, which take longer than the rest: "
             f"pfedgate reproduce {' '.join(long)} --scale {scale.name} runs them",
-            stacklevel=2,
         )
     return [study for study in studies if study.name not in long]

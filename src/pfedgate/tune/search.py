@@ -107,14 +107,15 @@ def attempt(job: Attempt, tick: Callable[[], None] | None = None) -> tuple[str, 
     def judge(event: Record) -> None:
         nonlocal training
         training = True
-        value = event.get("after_broadcast", {}).get("val_accuracy")
+        value = event.get("after_broadcast", {}).get(f"val_{metric.name}")
         if event["event"] == "round" and value is not None:
-            trial.report(value, event["round"])
+            trial.report(value if metric.higher else -value, event["round"])
             if job.prune and event["round"] < job.recipe["train"]["rounds"] and trial.should_prune():
                 raise _Hopeless
 
     began, state, broken = time.perf_counter(), COMPLETE, ""
     plan = experiment.plan(resolve(job.recipe), data=job.data, model=job.model)
+    metric = plan.algorithm.task.metric
     try:
         plan.run(callbacks=[judge])
     except _Hopeless:

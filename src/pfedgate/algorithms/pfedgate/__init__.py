@@ -92,6 +92,12 @@ class PFedGate(Algorithm):
         gate = fresh_gate(personal, self._budget(local.card), local.round.seed)
         return {**under("gate/", gate), **masks.new(gate)}
 
+    def ready(self, card: Card) -> None:
+        """Refuse a budget below what is always kept; one on latency is measured where the client is."""
+        budget = self._budget(card)
+        if budget.latency_ms is None:
+            self._workspace().gated.plan.selector(budget)
+
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of model and gate together, on the blocks that the gate keeps."""
         personal = self._load(got, private, local.card, local.device)

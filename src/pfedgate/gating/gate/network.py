@@ -13,7 +13,6 @@ Where the default departs from the paper, and why (measured; ``GateConfig.paper(
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pfedgate.core.errors import warn
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.features import EPS, POOLS, Features, Reader, SwitchableNorm, fold, kind_of
 
@@ -206,11 +206,10 @@ class Gate(nn.Module):
                 return reader
         if fits:  # the plan takes the FLOPs beyond that from the budget
             return reader
-        warnings.warn(
+        warn(
             f"the gate has {size:,} parameters, {size / self.model_size:.1%} of the model's "
             f"{self.model_size:,} (wanted: at most {config.max_share:.1%}), from {reader.features} features "
-            f"and {self.blocks} blocks: use fewer blocks, a smaller pool or paths=1, or raise max_share",
-            stacklevel=3,
+            f"and {self.blocks} blocks: use fewer blocks, a smaller pool or paths=1, or raise gate.max_share",
         )
         return reader
 
