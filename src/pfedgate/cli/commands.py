@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -106,6 +108,12 @@ def compare(
             "small=pfedgate:clients.budget=0.3,gate_lr=0.5",
         ),
     ],
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds", min=1, help="Runs of every method, each with another partition and start: 5 tell chance."
+        ),
+    ] = 1,
     set: Settings = None,
     out_dir: Out = None,
     data_dir: DataDir = None,
@@ -113,7 +121,10 @@ def compare(
     track: Track = None,
     debug: Debug = False,
 ) -> None:
-    """Train several methods on the same data and print one table."""
+    """Train several methods on the same data and print one table.
+
+    With --seeds it shows differences to the first method, paired by seed and client, with 95 % intervals.
+    """
     recipes = [name for name in methods if name.endswith(".toml")]
     if len(recipes) > 1:
         raise RecipeError(f"a comparison has one recipe, got {' and '.join(recipes)}")
@@ -121,7 +132,7 @@ def compare(
     if not names:
         raise RecipeError("name the methods to compare, such as: pfedgate compare pfedgate fedavg")
     _note(Path(recipes[0]) if recipes else None, names)
-    _compare(recipes[0] if recipes else None, over(set, data_dir), names, out_dir, report, track)
+    _compare(recipes[0] if recipes else None, over(set, data_dir), names, out_dir, report, track, seeds)
 
 
 # The demo: ours beside its strongest cheap opponents. Settings were chosen on validation data of another seed, by the
@@ -129,9 +140,9 @@ def compare(
 DEMO = {"data": {"name": "fashion"}, "evaluate": {"every": 2}}
 OPPONENTS = (
     "pfedgate-0.3=pfedgate:clients.budget=0.3",
-    "fedavg",
-    "fedavg-corrected=fedavg:train.correction=training,train.initial_scale=1.4",
-    "narrow-corrected=fedavg:model.width=0.37,train.correction=training,train.initial_scale=1.4",
+    "fedavg=fedavg:train.correction=none,train.initial_scale=1.0",
+    "fedavg-corrected=fedavg",
+    "narrow-corrected=fedavg:model.width=0.37",
     "fedavg-ft=fedavg_ft:tune_lr=0.01",
     "fedper",
 )
@@ -151,6 +162,7 @@ def _compare(
     out_dir: Path | None,
     report: bool,
     track: Sequence[str] | None,
+    seeds: int = 1,
 ) -> None:
     from pfedgate import experiment
     from pfedgate.runs import folder as runfolder
@@ -164,10 +176,17 @@ def _compare(
     folder = runfolder.vacant(out_dir or runfolder.free(RUNS, f"compare-{first.data.name}"))
     for one_of in resolved.values():
         experiment.plan(one_of)  # an error of the last method is better raised before the first one trains
-    runs = runfolder.create_comparison(folder, resolved)
+    named = resolved if seeds == 1 else {
+        f"{name}-seed{seed}": replace(recipe, run=replace(recipe.run, seed=seed))
+        for name, recipe in resolved.items()
+        for seed in range(recipe.run.seed, recipe.run.seed + seeds)
+    }  # fmt: skip
+    runs = runfolder.create_comparison(folder, named)
     for one in runs:
         _train(one, again=folder, track=track)
     _report(runs, folder)
+    if seeds > 1 and "accuracy" in runs[0].summary:
+        out().print(differences({name: runs[at * seeds : (at + 1) * seeds] for at, name in enumerate(resolved)}))
     if report:
         _write_report([folder], folder)
 
@@ -214,6 +233,26 @@ def _write_report(folders: Sequence[Path], folder: Path) -> None:
     from pfedgate.report import write
 
     say(f"report: {write(folders, folder / 'report.html')[0].resolve()}")
+
+
+def differences(methods: Mapping[str, Sequence[Run]]) -> Table:
+    """Means over seeds, and each method minus the first one."""
+    from pfedgate.report.paired import paired, scores
+    from pfedgate.report.tables import percent
+
+    (first, base), *_ = methods.items()
+    view = Table(title=f"{len(base)} seeds", caption="95 % intervals over seeds, never narrower than clients make them")
+    for title in ("method", "accuracy, %", "bottom decile, %", "worst tenth, %", f"− {first}, points"):
+        view.add_column(title, justify="left" if title == "method" else "right")
+    clients = {name: {run.recipe.run.seed: scores(run) for run in runs} for name, runs in methods.items()}
+    for name, runs in methods.items():
+        gap = None if name == first else paired(clients[name], clients[first])
+        cells = []
+        for key in ("accuracy", "bottom_decile", "worst_tenth"):
+            values = [float(run.summary[key]) for run in runs]
+            cells.append(f"{percent(fmean(values))} ± {percent(stdev(values))}")
+        view.add_row(name, *cells, "" if gap is None else str(gap))
+    return view
 
 
 def table(runs: Sequence[Run]) -> Table:
