@@ -97,16 +97,6 @@ def test_weights_left_out_for_size(
     assert "to keep this file small" in browser.run(CAPTION.format("blocks"))
 
 
-def test_the_tree_says_what_gates_started_from(browser: Browser, runs: Path, tmp_path: Path) -> None:
-    chosen = {"algorithm": {"name": "pfedgate"}, "train": {"rounds": 1}}
-    experiment.run(SMALL, **chosen, out=tmp_path / "random")
-    for folder, labels in ((runs / "pfedgate", True), (tmp_path / "random", False)):
-        browser.open(report.write([folder], tmp_path / "r.html")[0])
-        said = browser.run(CAPTION.format("tree"))
-        assert ("largely by construction" in said) == labels
-        assert ("Only the parameters are compared, not the classes." in said) != labels
-
-
 def test_a_run_that_is_still_going_wins_nothing(browser: Browser, runs: Path, tmp_path: Path) -> None:
     going = cut(runs / "pfedgate", tmp_path / "pfedgate", 2)  # sends less, and is not at its end
     browser.open(report.write([going, runs / "fedavg"], tmp_path / "r.html")[0])

@@ -322,14 +322,7 @@ def _tree(run: Content) -> str:
     beside = (
         "; beside each client its classes, darker where it has more samples" if run["partition"] is not None else ""
     )
-    started = "Only the parameters are compared, not the classes."
-    if run["gates"]["from_labels"]:
-        started = (
-            'In this run every gate started from its client\'s class frequencies (algorithm.start = "labels"), so that '
-            "clients with similar classes are close from the start: the tree shows mixes of labels largely by "
-            'construction. A run with start = "random" leaves that out.'
-        )
-    return f"Ward's clustering of the gates' parameters{beside}. {started}"
+    return f"Ward's clustering of the gates' parameters{beside}. Only the parameters are compared, not the classes."
 
 
 def data(content: Content, wide: int = WIDE) -> list[Card]:

@@ -282,7 +282,7 @@ def columns_of(study: Study, scale: Scale, worlds: Sequence[str] = ()) -> list[t
 
     >>> from pfedgate.studies import paper
     >>> [column.name for column, _ in columns_of(paper.get("table1"), SMALL)]
-    ['FEMNIST', 'CIFAR-10']
+    ['CIFAR-10', 'FEMNIST', 'CIFAR-100']
     >>> [column.name for column, _ in columns_of(paper.get("table12"), TINY)]
     ['digits, α = 0.4', 'digits, α = 0.2', 'digits, α = 0.1', 'digits, α = 0.01']
     """

@@ -159,7 +159,7 @@ def reach(records: Sequence[Record], key: str, target: float) -> float:
 
     >>> score = {"after_broadcast": {"val_accuracy": 0.5}}
     >>> reach([{"bytes_up": 3}, {"bytes_up": 4, **score}], "bytes_up", 0.5), reach([score], "bytes_up", 0.6)
-    (7, inf)
+    (7.0, inf)
     """
     used = 0.0
     for record in records:
