@@ -150,6 +150,35 @@ class Optim:
             raise ValueError(f"clip is a norm > 0, or None for no clipping; got {self.clip}")
 
 
+SERVER_RATES = {
+    "none": 0.0,
+    "momentum": 1.0,
+    "adam": 0.03,
+    "yogi": 0.03,
+}  # 10^-1.5: among the paper's best on four tasks
+
+
+@dataclass(frozen=True)
+class ServerOptim:
+    """[server]: the server's own optimiser, for whatever method; see `engine.server_step`."""
+
+    optimiser: str = "none"  # none, momentum (FedAvgM), adam (FedAdam), yogi (FedYogi)
+    lr: float | None = None  # none: 1 with momentum, 0.03 with adam and yogi
+    momentum: float = 0.9  # momentum: the papers'
+    betas: tuple[float, float] = (0.9, 0.99)  # adam, yogi: the paper's
+    tau: float = 1e-3  # adam, yogi: how adaptive; the paper's
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in SERVER_RATES:
+            raise ValueError(f"server.optimiser: {unknown('value', self.optimiser, SERVER_RATES)}")
+        if (self.lr is not None and self.lr <= 0) or not 0 <= self.momentum < 1 or self.tau <= 0:
+            raise ValueError("server: lr and tau are more than 0, momentum is in [0, 1)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"server.betas are in [0, 1), got {self.betas}")
+        if self.lr is None and self.optimiser != "none":
+            object.__setattr__(self, "lr", SERVER_RATES[self.optimiser])  # said in recipes and searches
+
+
 SCHEDULES = ("constant", "multi_step", "cosine", "plateau")
 
 

@@ -57,7 +57,7 @@ class Checkpoint:
     commit: str
     private: str = ""  # the store's digest of all states; empty in folders of earlier versions
     undo: bool = False  # the checkpoint after this one is damaged, and its commit is taken back
-    flights: State = field(default_factory=dict)  # what a policy has in flight, see `policies`
+    flights: State = field(default_factory=dict)  # what a policy has in flight, and moments of the server's optimiser
     flying: list[Record] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
         ("algorithm.", algorithm, algorithm.options()),
         ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last", "kind")),
         ("task.", task, ("initial_scale", "correction", "shift", "shift_lr")),
-        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet")),
+        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet", "server")),
     ]
     if task.schedule.name in ("multi_step", "cosine"):
         groups.append(("", options, ["rounds"]))  # the schedule depends on it; a constant one may be continued
