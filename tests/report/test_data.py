@@ -81,6 +81,15 @@ def test_copies_hold_the_numbers(content: dict) -> None:
     assert len(table["markdown"].splitlines()) == 5
 
 
+def test_a_copied_table_computes_nothing() -> None:
+    table = {
+        "first": "run",
+        "head": [{"title": "@x"}],
+        "rows": [{"name": "=cmd|' /C calc'!A0", "cells": [{"value": 1}]}],
+    }
+    assert list(csv.reader(io.StringIO(tables.as_csv(table)))) == [["run", "'@x"], ["'=cmd|' /C calc'!A0", "1"]]
+
+
 def test_only_runs_on_the_same_data_that_have_ended_can_win() -> None:
     rows = {
         name: {"accuracy": value, "bytes_up": 1e6} for name, value in zip("abcd", (0.5, 0.6, 0.9, 0.7), strict=True)
