@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.browser import Browser, centre, find
-from tests.support.runs import SMALL, cut
+from tests.support.runs import cut
 
-from pfedgate import experiment, report
+from pfedgate import report
 from pfedgate.report import html
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
