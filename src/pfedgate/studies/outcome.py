@@ -164,7 +164,7 @@ def reach(records: Sequence[Record], key: str, target: float) -> float:
     used = 0.0
     for record in records:
         if key in CUMULATIVE:
-            used = record.get(key, 0.0)
+            used = float(record.get(key, 0.0))
         else:
             used += record.get(key, 0.0)
         score = record.get("after_broadcast", {}).get("val_accuracy")
