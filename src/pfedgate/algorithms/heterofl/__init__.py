@@ -48,6 +48,7 @@ class HeteroFL(Algorithm):
     paper = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
     budgeted = True
     shares = "the first units of every layer, as many as the budget allows"
+    apart = "its clients send parts of different widths"
     grid: ClassVar = {"level": (None, "b"), "label_mask": ("none", "train")}
 
     def __post_init__(self) -> None:

@@ -146,6 +146,15 @@ class ElementMean:
             self.weights[name][where] += each
         return None
 
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds where this update lies."""
+        narrow = self.width(card)
+        return {
+            name: self.server[name][narrow.region(name)] if name in narrow.plan.shapes else self.server[name]
+            for name in update.shared
+            if name in self.sums
+        }
+
     def result(self) -> State:
         """The server's State with every element that was sent replaced by its mean."""
         merged = dict(self.rest)
