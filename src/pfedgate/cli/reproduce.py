@@ -14,7 +14,7 @@ from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, 
 if TYPE_CHECKING:
     from pfedgate.studies import Sweep
 
-SCALES = "tiny|small|paper"
+SCALES = "tiny|quick|small|paper"
 
 
 @app.command()
@@ -23,7 +23,7 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="STUDY...", help="table1, …, figure-gates, pareto, or all.")
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, hours or days.")] = "tiny",
+    scale: Annotated[str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, an hour, many hours, days.")] = "tiny",
     cells: Annotated[
         str,
         typer.Option(
