@@ -23,7 +23,9 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="STUDY...", help="table1, …, figure-gates, pareto, or all.")
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, an hour, many hours, days.")] = "tiny",
+    scale: Annotated[
+        str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, an hour, many hours, days.")
+    ] = "tiny",
     cells: Annotated[
         str,
         typer.Option(
