@@ -231,8 +231,10 @@ class Engine:
                 line = {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
                 record["bytes_up"] += reply.up
                 record["bytes_down"] += reply.down
-                if cost is not None:
-                    line |= {"began": arrival.began, "seconds": cost.seconds, "joules": cost.joules}
+                if cost is not None and self.policy.clock is not None:
+                    line |= {"device": self.policy.clock.fleet.device(client).kind, "began": arrival.began}
+                    line |= {"seconds": cost.seconds, "joules": cost.joules}
+                    line |= {"download": cost.download, "upload": cost.upload}
                     joules += cost.joules
                 if arrival.dropped:
                     dropped += 1
