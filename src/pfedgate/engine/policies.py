@@ -163,7 +163,8 @@ class Asynchronous(Policy):
                 yield replace(arrival, dropped="stale", stale=stale)
             else:
                 card = arrival.reply.card
-                sent = [self.algorithm.send(self.states[at], card, round) for at in range(start, round.index + 1)]
+                then = replace(round, index=start)  # what is sent may depend on the round: a window that rolls
+                sent = [self.algorithm.send(self.states[at], card, then) for at in range(start, round.index + 1)]
                 moved = self.algorithm.rebase(update, sent, self.pace.staleness)
                 yield replace(arrival, reply=replace(arrival.reply, update=moved), stale=stale)
         oldest = min((start for _, start in self.flights), default=round.index + 1)
