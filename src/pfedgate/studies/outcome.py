@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pfedgate.engine.metrics import Record
+from pfedgate.engine.metrics import Record, rounds_to
 from pfedgate.report.paired import Clients, Difference, paired, scores
 from pfedgate.runs.folder import Run
 from pfedgate.studies.cells import Cell, look, seconds_of
@@ -72,6 +72,8 @@ class Outcomes:
         values = {}
         for seed in sorted(seed for r, c, seed in self.runs if (r, c) == (row, column)):
             value = _value(self.numbers(self.runs[row, column, seed]), number)
+            if number.key == "rounds_to_90":
+                value = self._rounds_to(0.9, row, column, seed)
             if value is not None and number.over_first:
                 first = self.runs.get((self.study.rows[0].name, column, seed))
                 base = _value(self.numbers(first), number) if first is not None else None
@@ -79,6 +81,11 @@ class Outcomes:
             if value is not None:
                 values[seed] = value
         return values
+
+    def _rounds_to(self, share: float, row: str, column: str, seed: int) -> float | None:
+        """Rounds to a share of the best accuracy that any row reaches on the same data: the same target for all."""
+        curves = {r: run.curve("accuracy") for (r, c, s), run in self.runs.items() if (c, s) == (column, seed)}
+        return rounds_to(share, curves[row], best=max(score for curve in curves.values() for _, score in curve))
 
     def validation(self, row: str, column: str) -> float:
         """Mean over seeds of the best accuracy on validation data: what rows may be ranked by."""
