@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pfedgate.core.kinds import METRICS, Metric
+from pfedgate.engine.checkpoint import plain
 from pfedgate.runs.progress import clock, scaled, size
 
 
@@ -228,14 +229,14 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 
 def as_csv(table: Mapping[str, Any]) -> str:
-    """Full values, not the rounded ones shown, in the units that the head says."""
+    """Full values, not the rounded ones shown, in the units that the head says; names are no formulas."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([table["first"], *(column.get("plain", column["title"]) for column in table["head"])])
+    writer.writerow([table["first"], *(plain(column.get("plain", column["title"])) for column in table["head"])])
     for row in table["rows"]:
         scales = [column.get("times", 1) for column in table["head"]]
         values = [cell["value"] for cell in row["cells"]]
         # None is an empty cell; a share times 100 gets no digits that it did not have.
         cells = [v if v is None or t == 1 else float(f"{v * t:.10g}") for v, t in zip(values, scales, strict=True)]
-        writer.writerow([row["name"], *cells])
+        writer.writerow([plain(row["name"]), *cells])
     return file.getvalue()
