@@ -171,6 +171,9 @@ class Engine:
             every = options.evaluate_every
             if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
+            if said := getattr(reach, "refusals", None):  # of scores, and of nodes that came meanwhile
+                record["refusals"] = [*record.get("refusals", ()), *said]
+                said.clear()
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
@@ -245,7 +248,7 @@ class Engine:
                     refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
                 else:
                     numbers.append(update.metrics)
-                    line.update(update.metrics)
+                    line = {**update.metrics, **line}
                 lines.append(line)
             if not numbers and not dropped:
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
@@ -253,7 +256,7 @@ class Engine:
                 server = self.step(server, merger.result())
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
-        record |= {"refused": len(refusals), **metrics.means(numbers)}
+        record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server
         return server, record | ({"refusals": refusals} if refusals else {}), lines
 
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
