@@ -108,12 +108,14 @@ def one_thread() -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """`auto` takes cuda, then mps, then cpu; one that is not here is refused."""
+    here = [kind for kind, there in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if there.is_available()]
+    if name == "auto":
+        return torch.device(here[0] if here else "cpu")
+    device = torch.device(name)
+    if device.type in ("cuda", "mps") and device.type not in here:
+        raise ValueError(f"run.device = {name!r}, but torch finds none on this machine: set run.device to auto or cpu")
+    return device
 
 
 class Engine:
@@ -169,6 +171,9 @@ class Engine:
             every = options.evaluate_every
             if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
+            if said := getattr(reach, "refusals", None):  # of scores, and of nodes that came meanwhile
+                record["refusals"] = [*record.get("refusals", ()), *said]
+                said.clear()
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
@@ -243,7 +248,7 @@ class Engine:
                     refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
                 else:
                     numbers.append(update.metrics)
-                    line.update(update.metrics)
+                    line = {**update.metrics, **line}
                 lines.append(line)
             if not numbers and not dropped:
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
@@ -251,7 +256,7 @@ class Engine:
                 server = self.step(server, merger.result())
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
-        record |= {"refused": len(refusals), **metrics.means(numbers)}
+        record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server
         return server, record | ({"refusals": refusals} if refusals else {}), lines
 
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
