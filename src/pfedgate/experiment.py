@@ -33,6 +33,7 @@ from pfedgate.data.adopt import adopt, of_name
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import NOVEL, Endpoint
+from pfedgate.engine.private import possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Callback, Options, choose_device
@@ -229,6 +230,7 @@ SEEN = 50  # clients whose labels are looked at before training begins
 def check(experiment: Experiment) -> None:
     """Refuse what could only fail, or silently go wrong, in training: labels, inputs and budgets that do not fit."""
     task, federation = experiment.algorithm.task, experiment.federation
+    possible(experiment.algorithm, experiment.options)
     parts = [(client, federation.part(client, "train")) for client in federation.clients[:SEEN]]
     samples = [(client, part.x[:2], part.y) for client, part in parts if part.n]
     if not samples:
