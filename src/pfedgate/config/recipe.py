@@ -388,7 +388,8 @@ def _settle(given: Mapping[str, Any], options: Mapping[str, Option], section: st
     for key, value in given.items():
         if key not in options:
             if homes := [place for place in _homes(key) if place != section]:
-                raise RecipeError(f"[{section}] has no key {key!r}: it belongs in [{homes[0]}]")
+                places = " or ".join(f"[{home}]" for home in sorted(homes))
+                raise RecipeError(f"[{section}] has no key {key!r}: it belongs in {places}")
             raise RecipeError(f"[{section}] {unknown('key', key, options)}")
         values[key] = toml.convert(value, options[key].type, f"{section}.{key}")
         if key == "budget":

@@ -292,7 +292,7 @@ class RunFolder:
                 cost["training_rounds"] += 1
                 del line["round"]
                 for name, value in line.items():
-                    if value is not None:
+                    if isinstance(value, int | float):
                         cost[f"training_{name}"] = cost.get(f"training_{name}", 0.0) + value
         for cost in costs.values():
             for name in cost.keys() - SUMS:

@@ -176,6 +176,9 @@ class Engine:
             every = options.evaluate_every
             if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
+            if said := getattr(reach, "refusals", None):  # of scores, and of nodes that came meanwhile
+                record["refusals"] = [*record.get("refusals", ()), *said]
+                said.clear()
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
@@ -241,8 +244,10 @@ class Engine:
                 line = {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
                 record["bytes_up"] += reply.up
                 record["bytes_down"] += reply.down
-                if cost is not None:
-                    line |= {"began": arrival.began, "seconds": cost.seconds, "joules": cost.joules}
+                if cost is not None and self.policy.clock is not None:
+                    line |= {"device": self.policy.clock.fleet.device(client).kind, "began": arrival.began}
+                    line |= {"seconds": cost.seconds, "joules": cost.joules}
+                    line |= {"download": cost.download, "upload": cost.upload}
                     joules += cost.joules
                 if arrival.dropped:
                     dropped += 1
@@ -251,7 +256,7 @@ class Engine:
                     refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
                 else:
                     numbers.append(update.metrics)
-                    line.update(update.metrics)
+                    line = {**update.metrics, **line}
                 lines.append(line)
             if not numbers and not dropped and (self.guard is None or refusals):
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
@@ -259,7 +264,7 @@ class Engine:
                 server = self.step(server, merger.result())
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
-        record |= {"refused": len(refusals), **metrics.means(numbers)}
+        record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server
         if self.guard is not None and noisy is not None:
             record |= metrics.clean(self.guard.record(round.index + 1, noisy.norms))
         return server, record | ({"refusals": refusals} if refusals else {}), lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ def _run(run: Run, label: str) -> Content:
         },
         "clients": [_client(row) for row in rows if row["point"] == "after_broadcast"],
         "novel": [_client(row) for row in rows if row["point"] == "novel"],
+        "fleet": fleet(run) if recipe.fleet.devices else None,
         "gates": gates,
         "no_gates": no_gates,
         "config": recipe.toml(comments=False),
@@ -175,18 +177,47 @@ def _client(row: Mapping[str, Any]) -> Content:
 
 
 def curves(run: Run) -> Content:
-    """Scores at evaluated rounds, with all bytes and seconds of training spent until then."""
+    """Scores at evaluated rounds, with all bytes, seconds and, on a fleet, virtual time and energy spent until then."""
     seconds = {line["round"]: line["seconds"] for line in run.timing}
-    spent = {"bytes": 0.0, "seconds": 0.0}
+    spent = {"bytes": 0.0, "seconds": 0.0, **({"virtual": 0.0, "joules": 0.0} if run.recipe.fleet.devices else {})}
     columns: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
         spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
         spent["seconds"] += seconds.get(record["round"], 0.0)
+        if "virtual_seconds" in record:
+            spent |= {"virtual": record["virtual_seconds"], "joules": spent["joules"] + record["joules"]}
         if "after_broadcast" in record:
             scores = {name: record["after_broadcast"].get(name) for name in CURVES}
             for name, value in {"round": record["round"], **spent, **scores}.items():
                 columns[name].append(value)
     return columns
+
+
+def fleet(run: Run) -> Content | None:
+    """Who took how long in the last round, on which device, and how often each client came too late."""
+    lines = [line for line in run.participation if "began" in line]
+    if not lines:
+        return None
+    last = [line for line in lines if line["round"] == lines[-1]["round"]]
+    rows = []
+    for line in sorted(last, key=lambda line: (line["began"] + line["seconds"], line["client"])):
+        down, up = line["began"] + line["download"], line["began"] + line["seconds"] - line["upload"]
+        times = [line["began"], down, up, line["began"] + line["seconds"]]
+        rows.append({"client": line["client"], "device": line["device"], "times": times, "dropped": dropped(line)})
+    late = Counter(line["client"] for line in lines if dropped(line))
+    return {
+        "round": last[0]["round"], "rows": rows, "policy": run.recipe.fleet.policy, "asked": len(lines),
+        "late": [list(pair) for pair in late.most_common()], "clients": len({line["client"] for line in lines}),
+    }  # fmt: skip
+
+
+def dropped(line: Mapping[str, Any]) -> str:
+    """Why an update does not count: "late", "stale", or nothing.
+
+    >>> dropped({"late": 1}), dropped({})
+    ('late', '')
+    """
+    return next((why for why in ("late", "stale") if line.get(why)), "")
 
 
 def _listed(names: Sequence[str]) -> str:

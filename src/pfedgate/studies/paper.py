@@ -15,6 +15,7 @@ from pfedgate.core.errors import unknown, warn
 from pfedgate.studies import declare
 from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
 from pfedgate.studies.domains import DOMAINS
+from pfedgate.studies.fleets import FLEET
 
 MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
 
@@ -404,6 +405,7 @@ STUDIES = (
         note="Step time is measured one client at a time, methods in turn, on one thread.",
     ),
     DOMAINS,
+    FLEET,
 )  # fmt: skip
 
 

@@ -139,8 +139,8 @@ def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None, *, care: 
     Settings of [algorithm] that another method has are left out here; `checked` sees to it that some method has them.
 
     >>> from pfedgate.config.recipe import resolve
-    >>> {name: str(values) for name, values in space_of(resolve({"algorithm": "ditto"})).items()}
-    {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.lam': '0.05, 0.1, 0.5, 0.8'}
+    >>> {name: str(values) for name, values in space_of(resolve({"algorithm": "fedprox"})).items()}
+    {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.mu': '0.01, 0.05, 0.1, 0.5, 1.0'}
     """
     method = recipe.algorithm.name
     grid = {f"algorithm.{name}": values for name, values in algorithms.get(method).grid.items() if len(values) > 1}
