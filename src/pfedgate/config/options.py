@@ -78,6 +78,10 @@ class Train:
     shift: bool = False  # a private value per class, added to the outputs and learnt by the client
     shift_lr: float | None = None  # its rate; none: the model's
 
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise RecipeError(f"train.rounds is a whole number from 1 on, got {self.rounds}")
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -282,6 +286,8 @@ def _of_data(name: str) -> dict[str, Option]:
     if name in DATASETS:
         return {**of_dataclass(DataOptions, "novel"), "seed": SEED}
     if name not in BUILDERS:
+        if any(mark in name for mark in "/\\."):
+            raise RecipeError(f"[data] no file or folder {name}: data is a name, a folder of images or a table")
         raise RecipeError(f"[data] {unknown('data set', name, [*DATASETS, *BUILDERS])}")
     hints, own = _hints(BUILDERS[name]), {}
     for key, argument in inspect.signature(BUILDERS[name]).parameters.items():

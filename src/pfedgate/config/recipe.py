@@ -14,6 +14,7 @@ read and said.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -217,7 +218,10 @@ def _homes(key: str) -> list[str]:
 def _homeless(key: str) -> str:
     if homes := _homes(key):
         return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in homes)
-    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
+    keys = {name: place for place in SECTIONS for name in options_of(place, START.get(place, {}).get("name", ""))}
+    near = difflib.get_close_matches(key, [*SECTIONS, *keys], n=1, cutoff=0.6)
+    hint = "".join(f"; did you mean {f'{keys[name]}.{name}' if name in keys else name}?" for name in near)
+    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20{hint}"
 
 
 # Options that moved to the task: where to, and what their values are called there.

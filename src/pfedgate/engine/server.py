@@ -109,12 +109,14 @@ def one_thread() -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """`auto` takes cuda, then mps, then cpu; one that is not here is refused."""
+    here = [kind for kind, there in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if there.is_available()]
+    if name == "auto":
+        return torch.device(here[0] if here else "cpu")
+    device = torch.device(name)
+    if device.type in ("cuda", "mps") and device.type not in here:
+        raise ValueError(f"run.device = {name!r}, but torch finds none on this machine: set run.device to auto or cpu")
+    return device
 
 
 class Engine:

@@ -56,7 +56,7 @@ COLUMNS = (
     Column("best_bottom_decile", "its bottom decile, %", percent, max, "in the round best on validation"),
     Column("accuracy_after_local", "after local, %", percent, max, "after a further local epoch"),
     Column("novel", "novel clients, %", percent, max, "clients never seen in training"),
-    Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
+    Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the best accuracy among the runs compared"),
     Column("density", "share used", "{:.3f}".format, min, "of the model's parameters, at prediction (density)", False),
     Column("q_training", "share sent", "{:.3f}".format, min, "of the model, back to the server, mean over rounds (q)"),
     Column("epsilon", "privacy ε", "{:.3g}".format, min, "of a client; less is more private (its δ: Settings)", False),

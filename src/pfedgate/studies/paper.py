@@ -285,7 +285,7 @@ STUDIES = (
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
         (Number("rounds_to_90", "T₀.₉, rounds", "{:.0f}".format, min), ACC),
         matrix=True,
-        note="The first evaluated round that reaches 90 % of a run's own best accuracy.",
+        note="The first evaluated round that reaches 90 % of the best accuracy of all rows on the same data.",
     ),
     Study(
         "table10",
