@@ -15,6 +15,12 @@ from pfedgate.report import charts, gate_charts
 from pfedgate.report.charts import HIDDEN, Content
 from pfedgate.runs.progress import size
 
+ALONG = {
+    "round": "Over rounds",
+    "flops": "Over compute",
+    "bytes": "Over bytes sent and received",
+    "seconds": "Over time",
+}
 WIDE = 1100  # pixels on a page; the script fits widths to the screen
 CELLS = {"kept": "kept", "weights": "weight", "importance": "importance"}
 TITLES = {"kept": "Which blocks each client keeps", "weights": "The weight of each block, client by client"}
@@ -48,17 +54,16 @@ class Card:
 
 
 def learning(content: Content, wide: int = WIDE) -> list[Card]:
-    """Metrics over rounds, bytes and seconds; nothing before the first evaluation."""
+    """Metrics over rounds, compute, bytes and seconds; nothing before the first evaluation."""
     cards = []
-    for along, title in (("round", "Over rounds"), ("bytes", "Over bytes sent and received"), ("seconds", "Over time")):
-        half = along != "round"
-        name = f"accuracy-{along}" if half else "accuracy-rounds"
+    for along, title in ALONG.items():
         specs = {
-            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=220 if half else 300)
+            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=240)
             for metric in charts.METRICS
         }
         views = [View(spec, choice=(metric,)) for metric, spec in specs.items() if spec]
-        cards += [Card(name, title, views, ("metric",), half)] if views else []
+        name = "accuracy-rounds" if along == "round" else f"accuracy-{along}"
+        cards += [Card(name, title, views, ("metric",), half=True)] if views else []
     return cards
 
 

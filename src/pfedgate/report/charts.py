@@ -16,6 +16,12 @@ Content = Mapping[str, Any]
 METRICS = {"accuracy": "accuracy, %", "bottom_decile": "bottom decile, %", "loss": "loss"}
 TIMES = ((5400, 3600, "hours"), (100, 60, "minutes"), (0, 1, "seconds"))
 SIZES = ((1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0, 1e3, "kB"))
+WORK = ((1e15, 1e15, "PFLOP"), (1e12, 1e12, "TFLOP"), (1e9, 1e9, "GFLOP"), (0, 1e6, "MFLOP"))
+COSTS = {
+    "flops": (WORK, "computed by all clients"),
+    "bytes": (SIZES, "sent and received by all clients"),
+    "seconds": (TIMES, "of training"),
+}
 MOST_CLIENTS = 400  # more bars or steps than this are narrower than a pixel
 HIDDEN: Spec = {"filter": "indexof(hidden, datum.run) < 0"}  # the page's legend sets the parameter
 
@@ -102,8 +108,9 @@ def lines(
     `scale` goes over the scale of y. `under` and `over` are further layers.
     """
     xs = [value for row in rows for value in row["x"]]
-    axis = whole_ticks(xs, width) if x in ("round", "rank") else {"tickCount": max(4, width // 80)}
-    along = quantity(x, title or x, axis=axis, scale={"zero": False, "nice": False})
+    costs = x not in ("round", "rank")  # what is spent begins at nothing
+    axis = {"tickCount": max(4, width // 80)} if costs else whole_ticks(xs, width)
+    along = quantity(x, title or x, axis=axis, scale={"zero": costs, "nice": False})
     across = quantity("y", y, scale={"zero": False, "nice": True, "padding": 5, **(scale or {})}, axis={"tickCount": 6})
     runs = list(dict.fromkeys(row["run"] for row in rows))
     look = {"color": by_run(content, runs), "strokeDash": by_run(content, runs, range=DASHES)}
@@ -137,14 +144,15 @@ def lines(
 
 
 def curves(content: Content, along: str = "round", metric: str = "accuracy", **size: Any) -> Spec | None:
-    """A metric over rounds, bytes or seconds; none before the first evaluation."""
-    runs = [run for run in content["runs"] if run["curves"][along]]
+    """A metric over rounds, FLOPs, bytes or seconds; none before the first evaluation, or without such a cost."""
+    runs = [run for run in content["runs"] if any(run["curves"][along])]
     if not runs:
         return None
     scale, x, title = 1.0, "round", "round"
     if along != "round":
-        scale, x = unit(max(run["curves"][along][-1] for run in runs), TIMES if along == "seconds" else SIZES)
-        title = f"{x} of training" if along == "seconds" else f"{x} sent and received by all clients"
+        units, what = COSTS[along]
+        scale, x = unit(max(run["curves"][along][-1] for run in runs), units)
+        title = f"{x} {what}"
     rows = []
     for run in runs:
         points = {name: thin(values, room(len(runs))) for name, values in run["curves"].items()}

@@ -175,12 +175,13 @@ def _client(row: Mapping[str, Any]) -> Content:
 
 
 def curves(run: Run) -> Content:
-    """Scores at evaluated rounds, with all bytes and seconds of training spent until then."""
+    """Scores at evaluated rounds, with all bytes, FLOPs and seconds of training spent until then."""
     seconds = {line["round"]: line["seconds"] for line in run.timing}
-    spent = {"bytes": 0.0, "seconds": 0.0}
+    spent = {"flops": 0.0, "bytes": 0.0, "seconds": 0.0}
     columns: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
         spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
+        spent["flops"] += record.get("flops") or 0
         spent["seconds"] += seconds.get(record["round"], 0.0)
         if "after_broadcast" in record:
             scores = {name: record["after_broadcast"].get(name) for name in CURVES}
