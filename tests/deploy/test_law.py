@@ -21,6 +21,7 @@ from pfedgate.deploy.node import Node
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 
+@pytest.mark.filterwarnings("ignore:.* ignores clients.budget")
 @pytest.mark.parametrize("name", algorithms.names())
 def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -> None:
     tables = {**TABLES, "algorithm": {"name": name}}

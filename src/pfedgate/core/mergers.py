@@ -84,6 +84,9 @@ class WeightedMean:
     def add(self, card: Card, update: Update) -> str | None:
         """Add weight times values to the sums."""
         floats, vector = floating(update)
+        names = tuple(floats)
+        if names in self._sums and shapes(floats) != shapes(like := self._sums[names][2]):
+            return f"its shapes are {shapes(floats)}, those of the others {shapes(like)}"
         if len(floats) < len(update.shared):
             for name, value in update.shared.items():
                 if name not in floats:
@@ -91,7 +94,6 @@ class WeightedMean:
                     self._counters[name] = value.clone() if most is None else torch.maximum(most, value)
         if vector is None:
             return None
-        names = tuple(floats)
         if names not in self._sums:
             zeros = torch.zeros(vector.shape, dtype=torch.float64, device=vector.device)
             self._sums[names] = (zeros, 0.0, floats)

@@ -16,7 +16,7 @@ pool; a client is three ranges of row numbers, so 100,000 clients cost a few meg
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -27,7 +27,20 @@ from torch import Tensor
 from pfedgate.data.pool import Normalise, Pool, Rows
 
 PARTS = ("train", "val", "test")
+LONGEST = 255  # bytes of an id: what a file of that name may have, and what fits into logs
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def short(names: Iterable[Any], where: str) -> None:
+    """Refuse ids that are too long, before an array of texts makes all others as long.
+
+    >>> short(["ann", "x" * 300], "visits.csv")
+    Traceback (most recent call last):
+    ValueError: visits.csv: a client's id has 300 bytes, at most 255 are allowed: 'xxxxxxxxxxxxxxxxxxxx'…
+    """
+    for name in names:
+        if isinstance(name, str) and len(name) > LONGEST // 4 and (size := len(name.encode())) > LONGEST:
+            raise ValueError(f"{where}: a client's id has {size} bytes, at most {LONGEST} are allowed: {name[:20]!r}…")
 
 
 class Ids(Sequence[str]):
@@ -148,6 +161,7 @@ class Federation:
     ) -> None:
         if len(bounds) != len(PARTS) * len(ids) + 1:
             raise ValueError(f"{len(ids)} clients need {len(PARTS) * len(ids) + 1} bounds, got {len(bounds)}")
+        short(ids, name)
         self.name, self.pool, self.ids, self.classes = name, pool, ids, classes
         self.class_names, self.task = class_names, task
         self.prepare = prepare or Normalise()

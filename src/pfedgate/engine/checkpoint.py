@@ -57,7 +57,7 @@ class Checkpoint:
     commit: str
     private: str = ""  # the store's digest of all states; empty in folders of earlier versions
     undo: bool = False  # the checkpoint after this one is damaged, and its commit is taken back
-    flights: State = field(default_factory=dict)  # what a policy has in flight, see `policies`
+    flights: State = field(default_factory=dict)  # what a policy has in flight, and moments of the server's optimiser
     flying: list[Record] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
         ("algorithm.", algorithm, algorithm.options()),
         ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last", "kind")),
         ("task.", task, ("initial_scale", "correction", "shift", "shift_lr")),
-        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet")),
+        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet", "server")),
     ]
     if task.schedule.name in ("multi_step", "cosine"):
         groups.append(("", options, ["rounds"]))  # the schedule depends on it; a constant one may be continued
@@ -118,6 +118,20 @@ def header(path: Path) -> dict[str, Any]:
             if not all(isinstance(text, str) for text in about.setdefault(name, {}).values()):
                 raise ValueError(f"{name} is no table of texts")
     return about
+
+
+def plain(text: str) -> str:
+    """A text that a spreadsheet does not compute, although it begins like a formula; `unmarked` takes the mark off.
+
+    >>> plain("=1+1"), plain("anna"), unmarked(plain("=1+1"))
+    ("'=1+1", 'anna', '=1+1')
+    """
+    return f"'{text}" if text.startswith(FORMULAS) else text
+
+
+def unmarked(cell: str) -> str:
+    """The text behind `plain`."""
+    return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULAS) else cell
 
 
 class RunFolder:
@@ -258,7 +272,7 @@ class RunFolder:
                 cost["training_rounds"] += 1
                 del line["round"]
                 for name, value in line.items():
-                    if value is not None:
+                    if isinstance(value, int | float):
                         cost[f"training_{name}"] = cost.get(f"training_{name}", 0.0) + value
         for cost in costs.values():
             for name in cost.keys() - SUMS:
@@ -270,10 +284,8 @@ class RunFolder:
         table = csv.DictWriter(file, [*head, *stats, *sorted(set().union(*costs.values()))], restval="")
         table.writeheader()
         for s in scores:
-            # A spreadsheet would compute a cell that begins like a formula; `Run.clients` takes the mark off again.
-            client = f"'{s.client}" if s.client.startswith(FORMULAS) else s.client
             numbers = (s.test.n, s.test.score, s.test.loss, s.val.n, s.val.score, s.val.loss, *s.test.more)
-            row = dict(zip(head, (client, s.point, *numbers), strict=True))
+            row = dict(zip(head, (plain(s.client), s.point, *numbers), strict=True))
             table.writerow({**row, **s.stats, **costs.get(s.client, {})})
         write_atomically(self.path / "clients.csv", file.getvalue().encode(), sync=True)
         summary["seconds"] = sum(json.loads(t)["seconds"] for t in (self.path / LINES[2]).read_text().splitlines())

@@ -19,7 +19,7 @@ from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.modules import skeleton
 from pfedgate.core.seeds import key
-from pfedgate.core.types import Budget, Card, Federation
+from pfedgate.core.types import Budget, Card, Federation, ServerOptim
 from pfedgate.engine.endpoint import POINTS
 from pfedgate.fleet.clock import Clock
 from pfedgate.fleet.devices import Device, Fleet, Need
@@ -48,6 +48,7 @@ class Options:
     checkpoint_every: int = 1  # rounds; only with a folder
     keep_best: bool = True  # with a folder: keep the State that was best on validation
     fleet: Pace = field(default_factory=Pace)  # the clients' devices, and whom a round waits for
+    server: ServerOptim = field(default_factory=ServerOptim)  # what the server makes of a round's mean
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.evaluate_every < 0 or self.checkpoint_every < 1:

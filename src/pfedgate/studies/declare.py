@@ -57,11 +57,13 @@ class Number:
     best: Callable[..., float] | None = max  # max, min, or None: nothing to win
     minus: str = ""
     over_first: bool = False  # divided by that of the study's first row
+    reach: bool = False  # the sum over rounds until the best accuracy on validation data of the study's first row
 
     @property
     def name(self) -> str:
         """The number's key in JSON."""
-        return "".join([self.key, f"-minus-{self.minus}" if self.minus else "", "-ratio" * self.over_first])
+        marks = {"-reach": self.reach, f"-minus-{self.minus}": bool(self.minus), "-ratio": self.over_first}
+        return self.key + "".join(mark for mark, wanted in marks.items() if wanted)
 
 
 ACC = Number("best_accuracy", "Acc, %")
@@ -280,7 +282,7 @@ def columns_of(study: Study, scale: Scale, worlds: Sequence[str] = ()) -> list[t
 
     >>> from pfedgate.studies import paper
     >>> [column.name for column, _ in columns_of(paper.get("table1"), SMALL)]
-    ['FEMNIST', 'CIFAR-10']
+    ['CIFAR-10', 'FEMNIST', 'CIFAR-100']
     >>> [column.name for column, _ in columns_of(paper.get("table12"), TINY)]
     ['digits, α = 0.4', 'digits, α = 0.2', 'digits, α = 0.1', 'digits, α = 0.01']
     """
