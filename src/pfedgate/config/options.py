@@ -22,6 +22,7 @@ from typing import Any, Literal
 from pfedgate import algorithms, models
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
+from pfedgate.core.privacy import Privacy
 from pfedgate.core.types import ServerOptim
 from pfedgate.data import (
     DATASETS,
@@ -76,6 +77,10 @@ class Train:
     correction: Literal["none", "prediction", "training"] = "training"
     shift: bool = False  # a private value per class, added to the outputs and learnt by the client
     shift_lr: float | None = None  # its rate; none: the model's
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise RecipeError(f"train.rounds is a whole number from 1 on, got {self.rounds}")
 
 
 @dataclass(frozen=True)
@@ -170,11 +175,24 @@ class Deploy:
 
 
 FIXED: dict[str, type[Any]] = {
-    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim,
+    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim, "privacy": Privacy,
     "evaluate": Evaluate, "run": Session, "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
-SECTIONS = ("data", "model", "task", "train", "algorithm", "clients", "fleet", "server", "evaluate", "run", "deploy")
+SECTIONS = (
+    "data",
+    "model",
+    "task",
+    "train",
+    "algorithm",
+    "clients",
+    "fleet",
+    "server",
+    "privacy",
+    "evaluate",
+    "run",
+    "deploy",
+)
 
 
 @dataclass(frozen=True)
@@ -268,6 +286,8 @@ def _of_data(name: str) -> dict[str, Option]:
     if name in DATASETS:
         return {**of_dataclass(DataOptions, "novel"), "seed": SEED}
     if name not in BUILDERS:
+        if any(mark in name for mark in "/\\."):
+            raise RecipeError(f"[data] no file or folder {name}: data is a name, a folder of images or a table")
         raise RecipeError(f"[data] {unknown('data set', name, [*DATASETS, *BUILDERS])}")
     hints, own = _hints(BUILDERS[name]), {}
     for key, argument in inspect.signature(BUILDERS[name]).parameters.items():

@@ -14,6 +14,7 @@ read and said.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from pfedgate.config.options import (
     usual,
 )
 from pfedgate.core.errors import RecipeError, unknown, warn
+from pfedgate.core.privacy import Privacy
 from pfedgate.core.types import Optim, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
@@ -112,6 +114,7 @@ class Recipe:
     clients: Clients = field(default_factory=Clients)
     fleet: Pace = field(default_factory=Pace)
     server: ServerOptim = field(default_factory=ServerOptim)
+    privacy: Privacy = field(default_factory=Privacy)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
     deploy: Deploy = field(default_factory=Deploy)
@@ -143,12 +146,13 @@ class Recipe:
             keep_best=self.run.keep_best,
             fleet=self.fleet,
             server=self.server,
+            privacy=self.privacy,
         )
 
     def tables(self) -> Tables:
         """Plain values, section by section; options that are None and sections that say nothing are left out."""
         tables: Tables = {}
-        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "deploy": Deploy()}
+        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "deploy": Deploy()}
         silent = {name for name, default in usual.items() if getattr(self, name) == default}
         for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)
@@ -214,7 +218,10 @@ def _homes(key: str) -> list[str]:
 def _homeless(key: str) -> str:
     if homes := _homes(key):
         return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in homes)
-    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
+    keys = {name: place for place in SECTIONS for name in options_of(place, START.get(place, {}).get("name", ""))}
+    near = difflib.get_close_matches(key, [*SECTIONS, *keys], n=1, cutoff=0.6)
+    hint = "".join(f"; did you mean {f'{keys[name]}.{name}' if name in keys else name}?" for name in near)
+    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20{hint}"
 
 
 # Options that moved to the task: where to, and what their values are called there.

@@ -245,6 +245,10 @@ def _inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows,
     data = rows.tensor
     if data.dtype is torch.float64:
         data = data.float()
+    if data.ndim < 2:
+        raise ValueError(
+            f"inputs of shape {tuple(data.shape)}: give rows of features, one per sample, as x[:, None] is"
+        )
     if data.ndim == 3 and data.dtype is torch.uint8:
         data, channels = data.unsqueeze(-1), "last"
     if data.ndim != 4:

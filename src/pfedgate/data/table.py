@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedgate.core.errors import unknown
 from pfedgate.data.federation import Federation, short
 from pfedgate.data.own import from_arrays
 from pfedgate.data.sources import decode_image, need
@@ -62,7 +63,7 @@ def from_columns(
     inputs = wanted if wanted is not None else [name for name in columns if name not in (named, label)]
     for column in (named, label, *inputs):
         if column not in columns:
-            raise ValueError(f"{where} has no column {column!r}; it has {', '.join(map(str, columns))}")
+            raise ValueError(f"{where}: {unknown('column', column, map(str, columns))}")
     if isinstance(owner, str):
         short(columns[owner], where)
     return from_arrays(

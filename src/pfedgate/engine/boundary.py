@@ -57,6 +57,7 @@ RESERVED = {
     *("round", "rounds", "sampled", "lr_factor", "bytes_up", "bytes_down", "virtual_seconds", "joules", "dropped"),
     *("refused", "refusals", "norm", "began", "seconds", "late", "stale", "event", "seconds_evaluation"),
     *("metric", "higher", "n_test", "n_val", "bottom_decile", "worst_tenth", "spread", "resident_bytes", "peak_bytes"),
+    *("epsilon", "delta", "update_norm", "shortened"),
     *METRICS,
 }
 PREFIXES = ("val_", "best_", "training_", "rounds_to_")

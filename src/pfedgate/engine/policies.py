@@ -59,10 +59,16 @@ class Policy:
     sample: float | int
     clock: Clock | None = None
     now: float = 0.0  # virtual seconds since the run began
+    lottery: Callable[[Round], Sequence[Card]] | None = None  # draws in another way; it may draw nobody
 
     def arrivals(self, train: Train, server: State, round: Round) -> Iterator[Arrival]:
         """Draw, train and time the clients of a round; `now` is its end when all have arrived."""
-        yield from self.all_of(train(server, round, self.roster.draw(self.sample, round.seed, round.index)), round)
+        if self.lottery is None:
+            cards: Sequence[Card] = self.roster.draw(self.sample, round.seed, round.index)
+        else:
+            cards = self.lottery(round)
+        if cards:
+            yield from self.all_of(train(server, round, cards), round)
 
     def all_of(self, replies: Iterator[Reply], round: Round) -> Iterator[Arrival]:
         """Replies as they come; the last one to arrive ends the round."""
@@ -162,7 +168,8 @@ class Asynchronous(Policy):
                 yield replace(arrival, dropped="stale", stale=stale)
             else:
                 card = arrival.reply.card
-                sent = [self.algorithm.send(self.states[at], card, round) for at in range(start, round.index + 1)]
+                then = replace(round, index=start)  # what is sent may depend on the round: a window that rolls
+                sent = [self.algorithm.send(self.states[at], card, then) for at in range(start, round.index + 1)]
                 moved = self.algorithm.rebase(update, sent, self.pace.staleness)
                 yield replace(arrival, reply=replace(arrival.reply, update=moved), stale=stale)
         oldest = min((start for _, start in self.flights), default=round.index + 1)

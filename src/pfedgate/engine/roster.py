@@ -19,6 +19,7 @@ from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.ids import Ids
 from pfedgate.core.modules import skeleton
+from pfedgate.core.privacy import Privacy
 from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation, ServerOptim
 from pfedgate.engine.endpoint import POINTS
@@ -50,6 +51,7 @@ class Options:
     keep_best: bool = True  # with a folder: keep the State that was best on validation
     fleet: Pace = field(default_factory=Pace)  # the clients' devices, and whom a round waits for
     server: ServerOptim = field(default_factory=ServerOptim)  # what the server makes of a round's mean
+    privacy: Privacy = field(default_factory=Privacy)  # how little the model tells of any one client
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.evaluate_every < 0 or self.checkpoint_every < 1:
@@ -126,9 +128,14 @@ class Roster:
     def __iter__(self) -> Iterator[Card]:
         return (self.card(at) for at in range(len(self)))
 
+    @property
+    def able(self) -> Ints:
+        """Positions of the clients that have training data."""
+        return np.flatnonzero(self.sizes)
+
     def wanted(self, sample: float | int) -> int:
         """How many clients a round asks for; clients without training data do not count."""
-        able = int(np.count_nonzero(self.sizes))
+        able = len(self.able)
         if not able:
             raise ValueError("no client has training data")
         return min(able, sample if isinstance(sample, int) else max(1, int(sample * able)))
@@ -139,7 +146,7 @@ class Roster:
         `among` are the positions of the clients that may be drawn; default: all.
         """
         wanted = self.wanted(sample)
-        able = np.flatnonzero(self.sizes) if among is None else np.sort(among[self.sizes[among] > 0])
+        able = self.able if among is None else np.sort(among[self.sizes[among] > 0])
         generator = np.random.default_rng(key(seed, "sample", round))
         places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
         return [self.card(int(able[at])) for at in np.sort(places)]

@@ -13,6 +13,7 @@ from typing import Any
 from pfedgate import __version__
 from pfedgate.config.recipe import essence
 from pfedgate.core.errors import unknown, warn
+from pfedgate.core.kinds import Metric
 from pfedgate.engine import metrics
 from pfedgate.report import tables, verdict
 from pfedgate.report.gate_facts import data_key, data_kind, gates_of, partition_of
@@ -66,6 +67,7 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     entries = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
     keys = [data_key(run) for run in runs]
     leagues = leagues_of(entries, keys)
+    common_target(entries, leagues, runs[0].metric)
     shared = {key: _partition([run for run, own in zip(runs, keys, strict=True) if own == key]) for key in set(keys)}
     partitions: list[Content] = []
     for at, (entry, key) in enumerate(zip(entries, keys, strict=True)):
@@ -117,6 +119,22 @@ def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | No
         numbers.setdefault((key, entry["rounds"]), len(numbers)) if entry["finished"] or not ended else None
         for entry, key in zip(entries, keys, strict=True)
     ]
+
+
+def common_target(entries: Sequence[Content], leagues: Sequence[int | None], metric: Metric) -> None:
+    """Count rounds to 90 % of the best score in a league: a run that never gets far would reach its own best soon.
+
+    A run in no league, such as one that has not ended, has no such number.
+    """
+    for league in set(leagues):
+        rivals = [entry for entry, own in zip(entries, leagues, strict=True) if own == league]
+        curves = [list(zip(e["curves"]["round"], e["curves"]["accuracy"], strict=True)) for e in rivals]
+        scores = [score for curve in curves for _, score in curve if score is not None]
+        for entry, curve in zip(rivals, curves, strict=True):
+            reached = (
+                metrics.rounds_to(0.9, curve, metric, metric.best(scores)) if scores and league is not None else None
+            )
+            entry["summary"]["rounds_to_90"] = reached
 
 
 def _partition(runs: Sequence[Run]) -> tuple[Content | None, str]:
@@ -177,12 +195,14 @@ def _client(row: Mapping[str, Any]) -> Content:
 
 
 def curves(run: Run) -> Content:
-    """Scores at evaluated rounds, with all bytes, seconds and, on a fleet, virtual time and energy spent until then."""
+    """Scores at evaluated rounds, with all FLOPs, bytes and seconds until then; on a fleet virtual time and energy."""
     seconds = {line["round"]: line["seconds"] for line in run.timing}
-    spent = {"bytes": 0.0, "seconds": 0.0, **({"virtual": 0.0, "joules": 0.0} if run.recipe.fleet.devices else {})}
+    spent = {"flops": 0.0, "bytes": 0.0, "seconds": 0.0}
+    spent |= {"virtual": 0.0, "joules": 0.0} if run.recipe.fleet.devices else {}
     columns: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
         spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
+        spent["flops"] += record.get("flops") or 0
         spent["seconds"] += seconds.get(record["round"], 0.0)
         if "virtual_seconds" in record:
             spent |= {"virtual": record["virtual_seconds"], "joules": spent["joules"] + record["joules"]}
