@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.studies import page_data
 from tests.support.toys import clusters, plain_mlp, task
 
 import pfedgate
@@ -17,6 +19,7 @@ from pfedgate.core.errors import ClientError, RecipeError
 from pfedgate.core.state import equal
 from pfedgate.core.types import Card, Round
 from pfedgate.engine.server import Options, run
+from pfedgate.studies import reproduce
 
 os.environ.setdefault(
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
@@ -69,6 +72,27 @@ def test_a_node_that_vanishes_in_a_round_changes_no_bit(nodes: Any) -> None:
     thread.join()
     assert len(nodes.list_all_nodes()) == 1
     assert equal(alone.server, spread.server)
+
+
+def test_a_study_on_a_cluster_gives_the_numbers_of_one_process(nodes: Any, tmp_path: Path) -> None:
+    over = [{"train": {"rounds": 1}}]
+    pages = {}
+    for on in ("", "ray"):
+        out = tmp_path / (on or "here")
+        reproduce(["table10"], scale="tiny", out=out, over=over, on=on)
+        assert {path.name for path in (out / "tiny/cells").iterdir()} == {
+            path.name for path in (tmp_path / "here/tiny/cells").iterdir()
+        }
+        rows = page_data(out / "tiny/results", "table10")["rows"]
+        pages[on] = [
+            (row["row"], {name: value for name, value in row["numbers"].items() if name != "seconds"}) for row in rows
+        ]
+    assert pages[""] == pages["ray"]
+
+
+def test_a_cell_that_fails_on_a_cluster_is_named(nodes: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"4 of 4 cells failed; table10/digits/.*samples"):
+        reproduce(["table10"], scale="tiny", out=tmp_path, over=[{"data": {"samples": 2}}], on="ray")
 
 
 def test_an_error_names_the_client(nodes: Any) -> None:

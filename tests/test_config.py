@@ -53,7 +53,14 @@ def test_defaults_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize("section", FIXED)
 def test_every_default_has_a_reason(section: str) -> None:
-    text = resolve({"deploy.nodes": 2, "task.metrics": ["loss"], "fleet.devices": "phones"}).toml()
+    said = {
+        "deploy.nodes": 2,
+        "task.metrics": ["loss"],
+        "fleet.devices": "phones",
+        "server.optimiser": "adam",
+        "privacy.level": "client",
+    }
+    text = resolve(said).toml()
     for option in options_of(section).values():
         assert len(option.why) > 8, f"{section}.{option.name}"
         assert option.why in text
@@ -98,6 +105,14 @@ WRONG = [
     ({"train": {"lr": "fast"}}, r"train\.lr must be a number, got 'fast'"),
     ({"train": {"clip": "x"}}, r'train\.clip must be a number or "none"'),
     ({"train": {"betas": [0.9]}}, r"train\.betas must be a list of 2 values"),
+    ({"train": {"momentum": float("nan")}}, r"train\.momentum must be a number, got nan"),
+    ({"train": {"eps": float("-inf")}}, r"train\.eps must be a number, got -inf"),
+    ({"train": {"momentum": 1.5}}, "momentum and betas are from 0 to below 1"),
+    ({"train": {"eps": 0.0}}, "eps is more than 0"),
+    ({"train": {"lr": float("inf")}}, "lr must not be negative, and be finite"),
+    ({"train": {"warmup": -5}}, "warmup counts rounds, from 0; got -5"),
+    ({"train": {"milestones": [2.0]}}, "milestones are shares"),
+    ({"run": {"workers": 100_000}}, r'run\.workers must be "auto" or a whole number from 1 to 1024, got 100000'),
     ({"train": {"optimiser": "sdg"}}, r"unknown optimiser 'sdg': did you mean 'sgd'"),
     ({"train": {"schedule": "cosin"}}, r"did you mean 'cosine'"),
     ({"algorithm": "fedavgg"}, r"\[algorithm\] unknown algorithm 'fedavgg': did you mean 'fedavg'"),
@@ -159,10 +174,17 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 def test_sections_are_known_to_every_table() -> None:
-    assert list(resolve({"deploy.nodes": 3, "task.kind": "language", "fleet.devices": "phones"}).tables()) == list(
-        SECTIONS
-    )
-    assert not {"deploy", "fleet", "task"} & set(resolve().tables())  # what a run in one place need not know
+    said = {
+        "deploy.nodes": 3,
+        "task.kind": "language",
+        "fleet.devices": "phones",
+        "server.optimiser": "adam",
+        "privacy.level": "client",
+    }
+    assert list(resolve(said).tables()) == list(SECTIONS)
+    assert not {"deploy", "fleet", "privacy", "server", "task"} & set(
+        resolve().tables()
+    )  # what a run in one place need not know
 
 
 VALUES = st.recursive(

@@ -79,16 +79,6 @@ def test_what_is_no_message_says_why(message: bytes, says: str) -> None:
         decode(message)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
-def test_weights_must_be_positive(weight: float) -> None:
-    assert "weight" in str(wire.fault(Update({"w": torch.ones(1)}, weight)))
-
-
-def test_values_must_be_finite() -> None:
-    assert wire.fault(Update({"w": torch.ones(1)}, 1.0)) is None
-    assert "'v'" in str(wire.fault(Update({"w": torch.ones(1), "v": torch.tensor([math.nan])}, 1.0)))
-
-
 def test_what_cannot_travel() -> None:
     with pytest.raises(WireError, match="float32 or float16"):
         wire.pack({"w": torch.ones(1, dtype=torch.bfloat16)})

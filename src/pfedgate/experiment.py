@@ -24,15 +24,17 @@ from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import warn
-from pfedgate.core.kinds import KINDS, METRICS, fits, in_range
+from pfedgate.core.kinds import KINDS, METRICS, fits
 from pfedgate.core.kinds import check as check_labels
 from pfedgate.core.modules import fresh
 from pfedgate.core.seeds import seeded
 from pfedgate.core.types import DataShape, Example, Federation, Task
 from pfedgate.data.adopt import adopt, of_name
+from pfedgate.data.federation import PARTS
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import NOVEL, Endpoint
+from pfedgate.engine.private import possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Callback, Options, choose_device
@@ -223,20 +225,27 @@ def plan(recipe: Recipe, *, data: Any = None, model: Any = None) -> Experiment:
     return experiment
 
 
-SEEN = 50  # clients whose labels are looked at before training begins
+SEEN = 50  # clients of each group whose data is looked at before training begins
 
 
 def check(experiment: Experiment) -> None:
     """Refuse what could only fail, or silently go wrong, in training: labels, inputs and budgets that do not fit."""
     task, federation = experiment.algorithm.task, experiment.federation
-    parts = [(client, federation.part(client, "train")) for client in federation.clients[:SEEN]]
-    samples = [(client, part.x[:2], part.y) for client, part in parts if part.n]
+    possible(experiment.algorithm, experiment.options)
+    choose_device(experiment.options.device)
+    clients = [*federation.clients[:SEEN], *federation.novel[:SEEN]]
+    parts = [(client, federation.part(client, name)) for client in clients for name in PARTS]
+    samples = [(f"client {client!r}", part) for client, part in parts if part.n]
     if not samples:
         raise ValueError("no client has training data")
-    kind = KINDS[task.kind]
-    for client, _, labels in samples:
-        fits(kind, labels, f"client {client!r}")
-    client, x, y = samples[0]
+    kind, numbers = KINDS[task.kind], samples[0][1].x.is_floating_point()
+    for where, part in samples:
+        fits(kind, part.y, where)
+        if numbers and not bool(torch.isfinite(part.x).all()):
+            raise ValueError(f"an input of {where} is not a number (NaN or infinite): fill or leave out such samples")
+    where, part = max(samples, key=lambda sample: int(sample[1].y.max())) if kind.classes else samples[0]
+    rows = part.y.reshape(part.n, -1).amax(1).argsort(descending=True)[:2]  # the highest label shows what is missing
+    x, y = part.x[rows], part.y[rows]
     model = fresh(task.model).eval()
     inputs = federation.prepare(x)
     try:
@@ -249,9 +258,7 @@ def check(experiment: Experiment) -> None:
         ) from error
     if not isinstance(output, torch.Tensor):
         raise ValueError(f"the model returns {type(output).__name__}; a model returns one tensor of outputs")
-    check_labels(kind, task.loss, output, y[: len(x)], f"client {client!r}")
-    for client, _, labels in samples:
-        in_range(kind, output, labels, f"client {client!r}")
+    check_labels(kind, task.loss, output, y, where)
     for group in ("clients", "novel"):
         roster = Roster.of(federation, group, experiment.options, experiment.algorithm)
         for card in {str(card.budget): card for card in roster}.values():

@@ -97,7 +97,7 @@ def test_a_file_becomes_part_of_the_recipe(tmp_path: Path) -> None:
             {},
             "which column is the label.*the data has label and y",
         ),
-        ({"x": X, "y": Y, "who": WHO}, {"owner": "whoo"}, "has no column 'whoo'"),
+        ({"x": X, "y": Y, "who": WHO}, {"owner": "whoo"}, "unknown column 'whoo': did you mean 'who'"),
         ({"train": Hub({"x": X})}, {}, r"has the splits train: give one of them, such as data\['train'\]"),
         ((X, Y), {"owner": "who"}, "names a column, which tuple has not: give one owner per row"),
         (torch.utils.data.TensorDataset(torch.from_numpy(X)), {}, "who owns which of 60 samples"),

@@ -165,15 +165,61 @@ def test_who_came_back_on_another_node_is_late_once(tmp_path: Path) -> None:
         def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
             if node == SPOILT and order.about["stage"] == "train":
                 grid.configs[99] = grid.configs[SPOILT]  # restarted; Flower has not noticed the death yet
+            if order.about.get("round", {}).get("index") == 1:
+                grid.gone.add(SPOILT)  # now it has
             return _silent(node, order, answer)
 
         return spoil
 
-    tables = {**GATED, "train": {"rounds": 2}, "evaluate": {"every": 0}}
+    tables = {**GATED, "train": {"rounds": 3}, "evaluate": {"every": 0}}
     result, _, clock = deployed(tmp_path, tables, scene=scene)
-    assert [record["refused"] for record in result.history] == [2, 0]
-    assert all("no answer within 30 s" in refusal for refusal in result.history[0]["refusals"])
-    assert clock.now == 30
+    assert [record["refused"] for record in result.history] == [2, 2, 0]
+    refusals = [refusal for record in result.history[:2] for refusal in record["refusals"]]
+    assert sum("no answer within 30 s" in refusal for refusal in refusals) == 4
+    assert [refusal for refusal in refusals if refusal.startswith("node 99: its claim to 2 clients such as")]
+    assert clock.now == 60
+
+
+def test_a_node_that_claims_everybody_gets_nobody(tmp_path: Path) -> None:
+    """Those who hold clients keep them, whenever the other comes and whatever it says; also after a restart."""
+    others: dict[str, int] = {}
+
+    def everybody(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+        if order.about["stage"] == "roll" and node == 5:
+            return [Parcel({**answer.about, "clients": dict.fromkeys(map(str, range(6)), 10**9)})]
+        if order.about["stage"] == "train" and "clients" in answer.about:
+            others.update(dict.fromkeys(answer.about["clients"], node))
+        return [answer]
+
+    def late(grid: FakeGrid) -> Spoil:
+        def spoil(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+            if order.about["stage"] == "train":
+                grid.configs[5] = {**grid.configs[11], "state-dir": str(tmp_path / "thief")}
+            return everybody(node, order, answer)
+
+        return spoil
+
+    tables = {**GATED, "train": {"rounds": 2}}
+    result, _, _ = deployed(tmp_path / "late", tables, scene=late)
+    honest, _, _ = deployed(tmp_path / "honest", tables)
+    assert set(others.values()) == {11, 12, 13}
+    assert equal(result.server, honest.server)
+    shares = {at: {"partition-id": at - 11, "num-partitions": 3} for at in (11, 12, 13)}
+    configs = {5: shares[11], **shares}  # it is asked first
+    with pytest.raises(Stop):
+        deployed(tmp_path / "cut", tables, spoil=_stop_in(1))
+    again, _, _ = deployed(tmp_path / "cut", tables, configs=configs, spoil=everybody)
+    assert set(others.values()) == {11, 12, 13}
+    assert equal(again.server, honest.server)
+
+
+def _stop_in(round: int) -> Spoil:
+    def die(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
+        if order.about["stage"] == "train" and order.about["round"]["index"] == round and node == 13:
+            raise Stop
+        return [answer]
+
+    return die
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
@@ -214,7 +260,9 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
 
 def test_two_nodes_with_one_client_are_refused(tmp_path: Path) -> None:
     share = {"partition-id": 0, "num-partitions": 3}
-    with pytest.raises(ValueError, match=r"nodes 1 and 2 both hold client .*partition-id"):
+    with pytest.raises(
+        QuorumError, match=r"1 of 2 nodes ready .*node 2: its claim to 2 clients .* node 1.*partition-id"
+    ):
         deployed(tmp_path, GATED, nodes=2, configs={1: share, 2: share})
 
 
@@ -229,13 +277,8 @@ def test_a_server_that_died_goes_on_to_the_same_result(every: int, tmp_path: Pat
     tables["run"] = {**TABLES["run"], "checkpoint_every": every}
     whole, _, _ = deployed(tmp_path / "whole", tables)
 
-    def die(node: int, order: Parcel, answer: Parcel) -> list[Parcel]:
-        if order.about["stage"] == "train" and order.about["round"]["index"] == 2 and node == 13:
-            raise Stop
-        return [answer]
-
     with pytest.raises(Stop):
-        deployed(tmp_path / "cut", tables, spoil=die)
+        deployed(tmp_path / "cut", tables, spoil=_stop_in(2))
     cut, _, _ = deployed(tmp_path / "cut", tables)
     assert equal(cut.server, whole.server)
     assert cut.history == whole.history

@@ -39,7 +39,7 @@ def test_a_run_goes_over_the_recipe() -> None:
     [
         ({"deploy": {"deadlin": 3}}, "did you mean 'deadline'"),
         ({"depoly": {"deadline": 3}}, "unknown section 'depoly': did you mean 'deploy'"),
-        ({"train": {"deadline": 3}}, r"'deadline': it belongs in \[deploy\]"),
+        ({"train": {"deadline": 3}}, r"'deadline': it belongs in \[deploy\] or \[fleet\]"),
         ({"deploy": {"nodes": 2.5}}, r"deploy\.nodes must be a whole number, got 2\.5"),
         ({"deploy": {"deadline": 0}}, "seconds > 0"),
         ({"deploy": {"start": -1}}, "seconds > 0"),
@@ -155,7 +155,7 @@ def test_a_wrong_budget_is_refused_and_no_file_is_read_for_it(budget: object) ->
 
 
 def test_a_client_with_endless_data_is_refused() -> None:
-    with pytest.raises(ParcelError, match="infinity"):
+    with pytest.raises(ParcelError, match="inf is no whole number"):
         NodeInfo.read({**_info({"a": 3}).plain(), "clients": json.loads('{"a": Infinity}')})
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.browser import Browser, centre, find
-from tests.support.runs import SMALL, cut
+from tests.support.runs import cut
 
-from pfedgate import experiment, report
+from pfedgate import report
 from pfedgate.report import html
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
@@ -95,16 +95,6 @@ def test_weights_left_out_for_size(
     browser.open(report.write([runs / "pfedgate"], tmp_path / "r.html")[0])
     assert browser.run(CONTROLS) == {"by client": True, "by likeness": True}
     assert "to keep this file small" in browser.run(CAPTION.format("blocks"))
-
-
-def test_the_tree_says_what_gates_started_from(browser: Browser, runs: Path, tmp_path: Path) -> None:
-    chosen = {"algorithm": {"name": "pfedgate"}, "train": {"rounds": 1}}
-    experiment.run(SMALL, **chosen, out=tmp_path / "random")
-    for folder, labels in ((runs / "pfedgate", True), (tmp_path / "random", False)):
-        browser.open(report.write([folder], tmp_path / "r.html")[0])
-        said = browser.run(CAPTION.format("tree"))
-        assert ("largely by construction" in said) == labels
-        assert ("Only the parameters are compared, not the classes." in said) != labels
 
 
 def test_a_run_that_is_still_going_wins_nothing(browser: Browser, runs: Path, tmp_path: Path) -> None:

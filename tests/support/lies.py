@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +80,69 @@ def _cut(name: str, value: torch.Tensor) -> torch.Tensor:
 
 def _double(name: str, value: torch.Tensor) -> torch.Tensor:
     return value.double() if value.is_floating_point() else value
+
+
+def _state(**entry: Any) -> Any:
+    """The first entry of each update replaced by something written by hand, as no pfedgate would."""
+
+    def made(arrived: wire.Arrived) -> bytes:
+        name = next(iter(arrived.update.shared))
+        honest = wire.encode(Update({}, arrived.update.weight), client=arrived.client, round=arrived.round)
+        about = json.dumps({entry.get("name", name): {key: entry[key] for key in ("dtype", "shape", "data_offsets")}})
+        body = struct.pack("<Q", len(about)) + about.encode() + bytes(entry["data_offsets"][1])
+        return honest[: -len(wire.pack({}))] + body
+
+    return made
+
+
+def _said(**numbers: float) -> Any:
+    return lambda arrived: Update(arrived.update.shared, arrived.update.weight, {**arrived.update.metrics, **numbers})
+
+
+def _filled(value: float) -> Any:
+    return _values(lambda name, tensor: tensor.fill_(value) if tensor.is_floating_point() else tensor)
+
+
+def _crowd(arrived: wire.Arrived) -> Update:
+    return Update(arrived.update.shared, 1.0, {f"number{at}": 1.0 for at in range(60_000)})
+
+
+def _strangers(arrived: wire.Arrived) -> Update:
+    return Update({**arrived.update.shared, **{f"t{at}": torch.zeros(1) for at in range(5000)}}, 1.0)
+
+
+# What ended a run, steered it or filled its logs before there was a boundary; for any method.
+HOSTILE = {
+    "float8": (_state(dtype="F8_E4M3", shape=[4], data_offsets=[0, 4]), "float8"),
+    "float8, another": (_state(dtype="F8_E5M2", shape=[0], data_offsets=[0, 0]), "float8"),
+    "complex": (_state(dtype="C64", shape=[1], data_offsets=[0, 8]), ""),
+    "bfloat16": (_state(dtype="BF16", shape=[4], data_offsets=[0, 8]), "bfloat16"),
+    "a shape of 2**33": (_state(dtype="F32", shape=[2**33, 0], data_offsets=[0, 0]), ""),
+    "a shape that overflows": (_state(dtype="F32", shape=[2**33, 2**33, 0], data_offsets=[0, 0]), "not a State"),
+    "a name of five million letters": (
+        _state(dtype="F32", shape=[0], data_offsets=[0, 0], name="n" * 5_000_000),
+        "client",
+    ),
+    "many tensors": (_strangers, "was never sent to the client"),
+    "no tensors, as bytes": (_state(dtype="U8", shape=[3], data_offsets=[0, 3]), ""),
+    "values of 1e30": (_filled(1e30), "values beyond 1e+09"),
+    "values of -3e38": (_filled(-3e38), "values beyond 1e+09"),
+    "infinity": (_filled(math.inf), "NaN or infinity"),
+    "a number called round": (_said(round=99.0), "a name of the server's own"),
+    "a number called after_local": (_said(after_local=1.0), "a name of the server's own"),
+    "a number called after_broadcast": (_said(after_broadcast=1.0), "a name of the server's own"),
+    "a number called refused": (_said(refused=-5.0), "a name of the server's own"),
+    "a number called val_accuracy": (_said(val_accuracy=1e9), "a name of the server's own"),
+    "a number called client": (_said(client=1.0), "a name of the server's own"),
+    "a number that ends a line": (_said(**{"x\n{}": 1.0}), "cannot be the name of a number"),
+    "sums that overflow": (_said(flops=1.7e308), "is not within"),
+    "work that was negative": (_said(flops=-1e15), "is not within 0"),
+    "many numbers": (_crowd, "named numbers, at most"),
+    "an endless weight": (lambda a: Update(a.update.shared, math.inf, a.update.metrics), "weight is inf"),
+    "no weight at all": (lambda a: Update(a.update.shared, math.nan, a.update.metrics), "weight is nan"),
+    "another client of many letters": (_elsewhere(client="m" * 60_000), "that of client 'mmm"),
+    "a round of long ago": (_elsewhere(round=-(2**63)), "that of round -"),
+}
 
 
 DENSE = {

@@ -13,7 +13,7 @@ SMALL: dict[str, Any] = {
     "run": {"workers": 1},
 }
 # Of parameters alone and with a fast gate, every client soon has a mask of its own.
-GATED = {"name": "pfedgate", "resources": "params", "gate_lr": 5.0}
+GATED = {"name": "pfedgate", "resources": "params", "gate_lr": 30.0}
 
 
 def cut(run: Path, to: Path, rounds: int) -> Path:

@@ -10,11 +10,12 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, out, over, say
+from pfedgate.core.errors import unknown
 
 if TYPE_CHECKING:
     from pfedgate.studies import Sweep
 
-SCALES = "tiny|small|paper"
+SCALES = "tiny|quick|small|paper"
 
 
 @app.command()
@@ -23,7 +24,9 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="STUDY...", help="table1, …, figure-gates, pareto, or all.")
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, hours or days.")] = "tiny",
+    scale: Annotated[
+        str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, an hour, many hours, days.")
+    ] = "tiny",
     cells: Annotated[
         str,
         typer.Option(
@@ -36,6 +39,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Instead of the scale's.")] = None,
     set: Settings = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Cells at a time; one per core.")] = None,
+    on: Annotated[str, typer.Option("--on", metavar="ray", help="Spread cells over a Ray cluster.")] = "",
     out_dir: Annotated[
         Path, typer.Option("--out", help="Where cells are kept; finished ones are never run again.")
     ] = Path("runs/reproduce"),
@@ -71,6 +75,8 @@ def reproduce(
     layers = [*over(set, data_dir), *([{"train": {"rounds": rounds}}] if rounds else [])]
     layers = [layer for layer in layers if layer]
     console, workers = err(), workers or cores()
+    if on not in ("", "ray"):
+        raise ValueError(f"--on: {unknown('place', on, ['ray'])}")
     if pages and cells:
         raise ValueError("--cells runs some cells and writes no pages, --pages the other way round: give one of them")
     if estimate or (scale == "paper" and not pages):
@@ -96,7 +102,7 @@ def reproduce(
             written = studies.reproduce(
                 [study.name for study in declared], scale=scale, out=out_dir, results=results, worlds=data or (),
                 part=cells, workers=workers, over=layers, recipes=recipes,
-                only_pages=pages, watch=watch,
+                only_pages=pages, on=on, watch=watch,
             )  # fmt: skip
         except KeyboardInterrupt:
             say("\nStopped; what is done is kept. The same command goes on.", console)

@@ -22,6 +22,8 @@ from typing import Any, Literal
 from pfedgate import algorithms, models
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
+from pfedgate.core.privacy import Privacy
+from pfedgate.core.types import ServerOptim
 from pfedgate.data import (
     DATASETS,
     Federation,
@@ -41,6 +43,7 @@ from pfedgate.fleet.pace import Pace
 REQUIRED = dataclasses.MISSING
 GIVEN = "given"  # the name of data or a model that came as a Python object
 DEVICES = ("auto", "cpu", "cuda", "mps")
+MOST = 1024  # worker processes: more are a slip of the keyboard, and would take the machine down
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,10 @@ class Train:
     correction: Literal["none", "prediction", "training"] = "training"
     shift: bool = False  # a private value per class, added to the outputs and learnt by the client
     shift_lr: float | None = None  # its rate; none: the model's
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise RecipeError(f"train.rounds is a whole number from 1 on, got {self.rounds}")
 
 
 @dataclass(frozen=True)
@@ -144,9 +151,10 @@ class Session:
             raise RecipeError(f"run.device: {unknown('device', self.device, DEVICES)}")
         if self.exchange not in ("auto", "ray"):
             raise RecipeError(f"run.exchange: {unknown('exchange', self.exchange, ('auto', 'ray'))}")
-        for key, value, least in (("workers", self.workers, 1), ("stack", self.stack, 0)):
-            if value != "auto" and (not isinstance(value, int) or value < least):
-                raise RecipeError(f'run.{key} must be "auto" or a whole number from {least} on, got {value!r}')
+        for key, value, least, most in (("workers", self.workers, 1, MOST), ("stack", self.stack, 0, math.inf)):
+            if value != "auto" and (not isinstance(value, int) or not least <= value <= most):
+                bounds = f"from {least} on" if most == math.inf else f"from {least} to {most}"
+                raise RecipeError(f'run.{key} must be "auto" or a whole number {bounds}, got {value!r}')
 
 
 @dataclass(frozen=True)
@@ -167,11 +175,24 @@ class Deploy:
 
 
 FIXED: dict[str, type[Any]] = {
-    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "evaluate": Evaluate, "run": Session,
-    "deploy": Deploy,
+    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim, "privacy": Privacy,
+    "evaluate": Evaluate, "run": Session, "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
-SECTIONS = ("data", "model", "task", "train", "algorithm", "clients", "fleet", "evaluate", "run", "deploy")
+SECTIONS = (
+    "data",
+    "model",
+    "task",
+    "train",
+    "algorithm",
+    "clients",
+    "fleet",
+    "server",
+    "privacy",
+    "evaluate",
+    "run",
+    "deploy",
+)
 
 
 @dataclass(frozen=True)
@@ -265,6 +286,8 @@ def _of_data(name: str) -> dict[str, Option]:
     if name in DATASETS:
         return {**of_dataclass(DataOptions, "novel"), "seed": SEED}
     if name not in BUILDERS:
+        if any(mark in name for mark in "/\\."):
+            raise RecipeError(f"[data] no file or folder {name}: data is a name, a folder of images or a table")
         raise RecipeError(f"[data] {unknown('data set', name, [*DATASETS, *BUILDERS])}")
     hints, own = _hints(BUILDERS[name]), {}
     for key, argument in inspect.signature(BUILDERS[name]).parameters.items():

@@ -3,7 +3,7 @@
     [data]       name, and the options of that data set (clients, alpha, partition, samples, …)
     [model]      name, and the options of that model
     [algorithm]  name, and the hyper-parameters of that algorithm; [algorithm.gate] those of pFedGate's gate
-    [train], [clients], [evaluate], [run], [deploy]     the same keys always: see `options`
+    [train], [clients], [server], [evaluate], [run], [deploy]     the same keys always: see `options`
     [tuned.fedavg]  settings of any section that hold only when the algorithm is fedavg: train.lr = 0.1;
                     also in NAME.tuned.toml beside the recipe, which `pfedgate tune --write` writes
 
@@ -14,6 +14,7 @@ read and said.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ from pfedgate.config.options import (
     usual,
 )
 from pfedgate.core.errors import RecipeError, unknown, warn
-from pfedgate.core.types import Optim, Schedule
+from pfedgate.core.privacy import Privacy
+from pfedgate.core.types import Optim, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
 
@@ -111,6 +113,8 @@ class Recipe:
     train: Train = field(default_factory=Train)
     clients: Clients = field(default_factory=Clients)
     fleet: Pace = field(default_factory=Pace)
+    server: ServerOptim = field(default_factory=ServerOptim)
+    privacy: Privacy = field(default_factory=Privacy)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
     deploy: Deploy = field(default_factory=Deploy)
@@ -141,13 +145,15 @@ class Recipe:
             checkpoint_every=self.run.checkpoint_every,
             keep_best=self.run.keep_best,
             fleet=self.fleet,
+            server=self.server,
+            privacy=self.privacy,
         )
 
     def tables(self) -> Tables:
-        """Plain values, section by section; options that are None and silent [task], [fleet], [deploy] are left out."""
+        """Plain values, section by section; options that are None and sections that say nothing are left out."""
         tables: Tables = {}
-        silent = {name for name, usual in (("task", Goal()), ("fleet", Pace()), ("deploy", Deploy()))
-                  if getattr(self, name) == usual}  # fmt: skip
+        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "deploy": Deploy()}
+        silent = {name for name, default in usual.items() if getattr(self, name) == default}
         for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)
             plain = {"name": part.name, **part.options} if isinstance(part, Named) else dict(vars(part))
@@ -212,7 +218,10 @@ def _homes(key: str) -> list[str]:
 def _homeless(key: str) -> str:
     if homes := _homes(key):
         return f"{key!r} is set as " + " or ".join(f"{place}.{key}=…" for place in homes)
-    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20"
+    keys = {name: place for place in SECTIONS for name in options_of(place, START.get(place, {}).get("name", ""))}
+    near = difflib.get_close_matches(key, [*SECTIONS, *keys], n=1, cutoff=0.6)
+    hint = "".join(f"; did you mean {f'{keys[name]}.{name}' if name in keys else name}?" for name in near)
+    return f"{key!r} names no section: settings are written section.key=value, such as train.rounds=20{hint}"
 
 
 # Options that moved to the task: where to, and what their values are called there.
@@ -383,7 +392,8 @@ def _settle(given: Mapping[str, Any], options: Mapping[str, Option], section: st
     for key, value in given.items():
         if key not in options:
             if homes := [place for place in _homes(key) if place != section]:
-                raise RecipeError(f"[{section}] has no key {key!r}: it belongs in [{homes[0]}]")
+                places = " or ".join(f"[{home}]" for home in sorted(homes))
+                raise RecipeError(f"[{section}] has no key {key!r}: it belongs in {places}")
             raise RecipeError(f"[{section}] {unknown('key', key, options)}")
         values[key] = toml.convert(value, options[key].type, f"{section}.{key}")
         if key == "budget":

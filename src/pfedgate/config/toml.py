@@ -120,6 +120,8 @@ def convert(value: Any, wanted: Any, where: str) -> Any:
     for kind in sorted(kinds, key=lambda kind: kind is float):  # last, because it would take whole numbers, too
         origin, inside = get_origin(kind), get_args(kind)
         if kind in (int, bool, float):
+            if kind is float and isinstance(value, float) and not -math.inf < value <= math.inf:
+                raise RecipeError(f"{where} must be a number, got {value}")
             if type(value) is kind or (kind is float and type(value) is int):
                 return kind(value)
         elif kind in (str, Path):

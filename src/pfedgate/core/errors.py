@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sysconfig
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+
+# Where code lies that is nobody's script: this library, packages and Python itself.
+NOT_THE_USERS = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("purelib", "stdlib")),
+    "<frozen",
+)
 
 
 class RecipeError(ValueError):
@@ -33,12 +41,11 @@ def unknown(kind: str, name: str, existing: Iterable[str]) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn at the line of the user's code that led here, not at one of this library's."""
-    library, level, frame = str(Path(__file__).parents[1]), 2, inspect.currentframe()
-    frame = None if frame is None else frame.f_back
-    while frame is not None and frame.f_code.co_filename.startswith(library) and frame.f_back is not None:
+    """Warn at the line of the user's code that led here, not at one of this library's or of a package between them."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and (frame.f_code.co_filename.startswith(NOT_THE_USERS)):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level - 1)
+    warnings.warn(message, stacklevel=2 if frame is None else level)
 
 
 class ClientError(RuntimeError):

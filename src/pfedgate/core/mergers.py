@@ -6,7 +6,8 @@
 
 `WeightedMean` is the default. Methods that send something else have a merger of their own beside
 them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.masks`), per element
-(`algorithms.heterofl.narrow`), gradients of a hypernetwork (`algorithms.pfedhn`).
+(`algorithms.heterofl.narrow`), gradients of a hypernetwork (`algorithms.pfedhn`). What bounds the
+influence of a single client lies around any of them: `core.robust`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class WeightedMean:
     def add(self, card: Card, update: Update) -> str | None:
         """Add weight times values to the sums."""
         floats, vector = floating(update)
+        names = tuple(floats)
+        if names in self._sums and shapes(floats) != shapes(like := self._sums[names][2]):
+            return f"its shapes are {shapes(floats)}, those of the others {shapes(like)}"
         if len(floats) < len(update.shared):
             for name, value in update.shared.items():
                 if name not in floats:
@@ -91,7 +95,6 @@ class WeightedMean:
                     self._counters[name] = value.clone() if most is None else torch.maximum(most, value)
         if vector is None:
             return None
-        names = tuple(floats)
         if names not in self._sums:
             zeros = torch.zeros(vector.shape, dtype=torch.float64, device=vector.device)
             self._sums[names] = (zeros, 0.0, floats)
@@ -99,6 +102,18 @@ class WeightedMean:
         total.add_(vector, alpha=update.weight)
         self._sums[names] = (total, weight + update.weight, like)
         return None
+
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds where this update lies; zeros where it holds nothing."""
+        return {name: self.server.get(name, torch.zeros_like(value)) for name, value in floating(update)[0].items()}
+
+    def lay(self, update: Update) -> State:
+        """Its entries as they are: those of one name lie side by side."""
+        return update.shared
+
+    def lift(self, state: State) -> State:
+        """As they are."""
+        return state
 
     def result(self) -> State:
         """The server's State with every entry that was sent replaced by its mean."""

@@ -139,10 +139,54 @@ class Optim:
     def __post_init__(self) -> None:
         if self.name not in OPTIMISERS:
             raise ValueError(unknown("optimiser", self.name, OPTIMISERS))
-        if self.lr < 0 or self.momentum < 0 or self.weight_decay < 0:
-            raise ValueError(f"lr, momentum and weight_decay must not be negative: {self}")
-        if self.clip is not None and self.clip <= 0:
+        for name, value in (("lr", self.lr), ("weight_decay", self.weight_decay)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must not be negative, and be finite; got {value}")
+        if not 0 <= self.momentum < 1 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"momentum and betas are from 0 to below 1; got {self.momentum} and {self.betas}")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"eps is more than 0, and finite; got {self.eps}")
+        if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is a norm > 0, or None for no clipping; got {self.clip}")
+
+
+SERVER_RATES = {
+    "none": 0.0,
+    "momentum": 1.0,
+    "adam": 0.03,
+    "yogi": 0.03,
+}  # 10^-1.5: among the paper's best on four tasks
+
+
+ROBUST = ("guard", "clip", "median", "trimmed", "geometric", "krum", "off")
+
+
+@dataclass(frozen=True)
+class ServerOptim:
+    """[server]: what it does with updates, for whatever method; see `engine.server_step` and `core.robust`."""
+
+    optimiser: str = "none"  # none, momentum (FedAvgM), adam (FedAdam), yogi (FedYogi)
+    lr: float | None = None  # none: 1 with momentum, 0.03 with adam and yogi
+    momentum: float = 0.9  # momentum: the papers'
+    betas: tuple[float, float] = (0.9, 0.99)  # adam, yogi: the paper's
+    tau: float = 1e-3  # adam, yogi: how adaptive; the paper's
+    robust: str = "guard"  # against crooked clients: guard, clip, median, trimmed, geometric, krum, off
+    crooked: float = 0.2  # trimmed, krum: the share of a round's clients that may be crooked
+    norm: float | None = None  # clip: the longest that an update may be; none: the median of its round
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in SERVER_RATES:
+            raise ValueError(f"server.optimiser: {unknown('value', self.optimiser, SERVER_RATES)}")
+        if (self.lr is not None and self.lr <= 0) or not 0 <= self.momentum < 1 or self.tau <= 0:
+            raise ValueError("server: lr and tau are more than 0, momentum is in [0, 1)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"server.betas are in [0, 1), got {self.betas}")
+        if self.robust not in ROBUST:
+            raise ValueError(f"server.robust: {unknown('rule', self.robust, ROBUST)}")
+        if not 0 <= self.crooked < 0.5 or (self.norm is not None and not 0 < self.norm < math.inf):
+            raise ValueError("server: crooked is a share below a half, norm a length above 0")
+        if self.lr is None and self.optimiser != "none":
+            object.__setattr__(self, "lr", SERVER_RATES[self.optimiser])  # said in recipes and searches
 
 
 SCHEDULES = ("constant", "multi_step", "cosine", "plateau")
@@ -170,6 +214,14 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
             raise ValueError(unknown("schedule", self.name, SCHEDULES))
+        for name in ("warmup", "patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} counts rounds, from 0; got {getattr(self, name)}")
+        for name in ("gamma", "floor", "factor_plateau"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is a factor, from 0 and finite; got {getattr(self, name)}")
+        if not all(0 <= share <= 1 for share in self.milestones):
+            raise ValueError(f"milestones are shares of all rounds, from 0 to 1; got {self.milestones}")
 
     def factor(self, round: int, rounds: int, validation: Sequence[float] = ()) -> float:
         """The factor in `round` (from 0) of `rounds`; `validation` = the accuracies before it."""
@@ -258,7 +310,7 @@ class Task:
         object.__setattr__(self, "metrics", metrics_of(self.kind, self.metrics, self.loss))
         if self.correction not in CORRECTIONS:
             raise ValueError(unknown("correction", self.correction, CORRECTIONS))
-        if self.initial_scale <= 0:
+        if not 0 < self.initial_scale < math.inf:
             raise ValueError(f"initial_scale multiplies weights and is more than 0, got {self.initial_scale}")
         if self.batch < 1 or self.eval_batch < 1 or self.epochs < 0 or (self.steps or 0) < 0:
             raise ValueError("batch and eval_batch are at least 1; epochs and steps are not negative")

@@ -9,7 +9,7 @@ from typing import Any
 from pfedgate.core.errors import unknown
 from pfedgate.data.federation import Federation
 from pfedgate.data.own import from_arrays, from_dataset, from_folder
-from pfedgate.data.table import from_columns, from_table
+from pfedgate.data.table import from_columns, from_table, once
 
 OWNERS = ("owner", "client", "client_id", "user", "user_id", "writer_id")  # columns that usually name the client
 LABELS = ("label", "labels", "y", "target")
@@ -73,6 +73,7 @@ def _columns(data: Any) -> Mapping[str, Any] | None:
     if names is not None:
         return {name: _pixels(list(data[name])) for name in names}
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas, polars
+        once(data.columns, "the data")  # pandas would give all columns of the name at once
         return {str(name): data[name].to_numpy() for name in data.columns}
     return None
 

@@ -28,7 +28,7 @@ from pfedgate.data import cache
 from pfedgate.data.federation import Federation
 from pfedgate.data.pool import ArrayPool, Normalise, Rows
 from pfedgate.data.sharing import Sharing, assemble, read, sample, share_out
-from pfedgate.data.sources import need
+from pfedgate.data.sources import picture
 
 Array = np.ndarray[Any, Any]
 CHANNELS = (1, 3, 4)
@@ -155,12 +155,12 @@ def from_folder(
     digest = cache.key("folder", str(root.resolve()), size, colour, cache.file_facts(files, root))
 
     def build(place: Path) -> None:
-        writer, image = cache.Writer(place, len(files)), need("PIL.Image")
+        writer = cache.Writer(place, len(files))
         with cache.progress(f"decoding {root.name}", len(files)) as report:
             for row, file in enumerate(files):
-                with image.open(file) as opened:
-                    picture = opened.convert("RGB" if colour else "L")
-                    pixels = np.asarray(picture if size is None else picture.resize(size[::-1]))
+                with picture(file) as opened:
+                    plain = opened.convert("RGB" if colour else "L")
+                    pixels = np.asarray(plain if size is None else plain.resize(size[::-1]))
                 try:
                     writer.put("x", row, pixels.reshape(1, *pixels.shape[:2], -1))
                 except ValueError as error:
@@ -245,6 +245,10 @@ def _inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows,
     data = rows.tensor
     if data.dtype is torch.float64:
         data = data.float()
+    if data.ndim < 2:
+        raise ValueError(
+            f"inputs of shape {tuple(data.shape)}: give rows of features, one per sample, as x[:, None] is"
+        )
     if data.ndim == 3 and data.dtype is torch.uint8:
         data, channels = data.unsqueeze(-1), "last"
     if data.ndim != 4:

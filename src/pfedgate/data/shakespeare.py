@@ -39,7 +39,7 @@ def shakespeare(
     >>> file = Path(tempfile.mkdtemp()) / "play.txt"
     >>> _ = file.write_text("\\n\\n".join(f"{role}:\\n{'To be or not. ' * 9}" for role in ("Ann", "Bob")))
     >>> shakespeare(file, length=10)
-    Federation('shakespeare', 2 clients, 24 samples of shape (10,), language of 10)
+    Federation('shakespeare', 2 clients, 24 samples of shape (10,), language of 13)
     """
     text = _file(path, data_dir, cache_dir).read_text(encoding="utf-8")
     pieces = _ROLE.split(text)

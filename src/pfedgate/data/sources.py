@@ -22,6 +22,9 @@ import numpy as np
 
 from pfedgate.data import cache
 
+# What pictures may be, by their content: other formats are rare, and some start programs (PostScript: Ghostscript).
+PICTURES = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+PIXELS = 1 << 26  # of a picture: a small file can unpack into any number
 INSTALL = "pip install 'pfedgate[data]'"
 BATCH = 1000
 IDX_BLOCK = 10_000
@@ -160,18 +163,35 @@ def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
 
 def decode_image(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Pixels as (height, width, channels) of one cell: hub struct, bytes, or nested lists."""
-    from PIL import Image
-
     if isinstance(value, dict):
-        value = value["bytes"] if value.get("bytes") is not None else Path(value["path"]).read_bytes()
-    if isinstance(value, bytes):
-        with Image.open(io.BytesIO(value)) as opened:
+        value = value["bytes"] if value.get("bytes") is not None else Path(value["path"])
+    if isinstance(value, (bytes, Path)):
+        with picture(value) as opened:
             # Palettes, bit masks and transparency become what they look like; grey and colour stay.
             mode = opened.mode if opened.mode in ("L", "RGB") else ("L" if opened.mode in ("1", "I") else "RGB")
             pixels = np.asarray(opened.convert(mode))
     else:
         pixels = np.asarray(value, dtype=np.uint8)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+@contextmanager
+def picture(source: bytes | Path) -> Iterator[Any]:
+    """A picture of Pillow, opened by what the content is, whatever a file's name says; not decoded yet."""
+    image = need("PIL.Image")
+    where = str(source) if isinstance(source, Path) else "a cell"
+    if isinstance(source, Path) and not source.is_file():  # a device or a pipe might never end
+        raise ValueError(f"{where} is no regular file")
+    try:
+        opened = image.open(source if isinstance(source, Path) else io.BytesIO(source), formats=PICTURES)
+    except image.UnidentifiedImageError:
+        raise ValueError(f"{where} holds no picture of a kind that is read: {', '.join(PICTURES)}") from None
+    except image.DecompressionBombError as error:
+        raise ValueError(f"{where}: {error}") from None
+    with opened:
+        if opened.width * opened.height > PIXELS:
+            raise ValueError(f"{where} has {opened.width} × {opened.height} pixels; at most {PIXELS:,} are read")
+        yield opened
 
 
 def idx_from_hub(name: str, repo: str, prefix: str, cache_dir: str | Path | None) -> Path:

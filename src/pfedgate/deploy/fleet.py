@@ -20,6 +20,7 @@ from typing import Any
 
 from pfedgate.config.options import Deploy
 from pfedgate.deploy.messages import NodeInfo, Parcel, ParcelError, from_records, to_records
+from pfedgate.engine.boundary import words
 
 POLL = 0.5  # seconds between two looks for replies
 TEND = 5.0  # seconds between two looks for nodes that came back
@@ -55,7 +56,10 @@ class Fleet:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid, self.deploy, self.clock, self.sleep = grid, deploy, clock, sleep
-        self.homes: dict[str, int] = {}  # client -> node
+        self.homes: dict[str, int] = {}  # client -> the node that is asked
+        # Client -> the first node that held it. With keys a node has the same id whenever it comes back.
+        self.owners: dict[str, int] = {}
+        self.refusals: list[str] = []  # a line for each node that is not believed, until the run has recorded it
         self.nodes: dict[int, NodeInfo] = {}  # by node, its answer to the roll call
         self.reasons: dict[int, str] = {}  # by node, why it gave none
         self._failed: dict[int, float] = {}  # by node, when it failed to
@@ -71,13 +75,13 @@ class Fleet:
         until = self.clock() + self.deploy.start
         while True:
             self.tend()
-            if len(self.nodes) >= self.deploy.nodes:
-                self._check_claims()
-                return list(self.nodes.values())
+            ready = {node: info.only(lambda c, node=node: self.homes[c] == node) for node, info in self.nodes.items()}  # type: ignore[misc]
+            if (ready := {node: info for node, info in ready.items() if info.ids}) and len(ready) >= self.deploy.nodes:
+                return list(ready.values())
             if self.clock() >= until:
                 reasons = "; ".join(f"node {node}: {reason}" for node, reason in self.reasons.items())
                 raise QuorumError(
-                    f"{len(self.nodes)} of {self.deploy.nodes} nodes ready after {self.deploy.start:.0f} s "
+                    f"{len(ready)} of {self.deploy.nodes} nodes ready after {self.deploy.start:.0f} s "
                     f"({reasons or 'no other node is connected'}): start nodes, or change deploy.nodes or deploy.start"
                 )
             self.sleep(POLL)
@@ -101,23 +105,43 @@ class Fleet:
             try:
                 info = NodeInfo.read(parcel_of(answer).about)
             except ParcelError as error:
-                self.reasons[node], self._failed[node] = str(error), now
-                log.warning("node %s takes no part: %s", node, error)
+                self._failed[node] = now
+                self._refuse(node, str(error))
                 continue
             self.nodes[node] = info
             self.reasons.pop(node, None)
-            # The newest claim holds: a node that restarted without a key has another id.
-            self.homes.update(dict.fromkeys(info.ids, node))
+        self._settle(online)
 
-    def _check_claims(self) -> None:
-        owners: dict[str, int] = {}
-        for node, info in sorted(self.nodes.items()):
+    def _settle(self, online: set[int]) -> None:
+        """Which node is asked for a client: the first that held it; another one only when that one is gone."""
+        claims: dict[str, list[int]] = {}
+        for node, info in self.nodes.items():  # in the order of their answers
             for client in info.ids:
-                if owners.setdefault(client, node) != node:
-                    raise ValueError(
-                        f"nodes {owners[client]} and {node} both hold client {client!r}: give every node its own "
-                        "partition-id, or its own data with names of its own"
-                    )
+                claims.setdefault(client, []).append(node)
+        denied: dict[int, list[str]] = {}
+        for client, nodes in claims.items():
+            owner, home = self.owners.setdefault(client, nodes[0]), self.homes.get(client)
+            if owner in nodes or (owner in online and owner not in self.nodes):  # the latter is being asked
+                home = owner
+            elif home not in nodes:  # a node that restarted without a key has another id
+                home = nodes[0]
+            self.homes[client] = home
+            for node in set(nodes) - {home}:
+                denied.setdefault(node, []).append(client)
+        for node, clients in sorted(denied.items()):
+            self._refuse(
+                node,
+                f"its claim to {len(clients)} clients such as {clients[0]!r} does not count as long as node "
+                f"{self.homes[clients[0]]}, which held them first, is connected: give every node its own partition-id, "
+                "or its own data with names of its own",
+            )
+
+    def _refuse(self, node: int, reason: str) -> None:
+        """A line for the log and the record, once for each reason."""
+        if self.reasons.get(node) != reason:
+            log.warning("node %s takes no part: %s", node, reason)
+            self.refusals.append(f"node {node}: {reason}")
+        self.reasons[node] = reason
 
     def ask(self, parcels: Mapping[int, Parcel], kind: str, deadline: float) -> dict[int, Answer]:
         """One message to each node; an answer or a reason for each of them, within the deadline."""
@@ -214,7 +238,7 @@ def _opened(reply: Any, node: int) -> Answer:
 def parcel_of(answer: Answer) -> Parcel:
     """The parcel of an answer; a node's own error and a missing answer are ParcelErrors."""
     if isinstance(answer, Failure):
-        raise ParcelError(answer.reason)
+        raise ParcelError(words(answer.reason))
     if "error" in answer.about:
-        raise ParcelError(str(answer.about["error"]))
+        raise ParcelError(words(answer.about["error"]))
     return answer

@@ -94,16 +94,18 @@ def serve(grid: Any, recipe: Recipe, folder: str = "", *, model: Any = None, fle
         log.warning("no folder is set: if this server dies, the run starts anew")
     else:
         _open(place, recipe)
-    nodes = fleet.assemble()
     journal = Journal.read(place)
-    roll = Roll(nodes).joined(journal.roll)
+    fleet.owners.update(journal.owners)
+    nodes = fleet.assemble()
+    roll = Roll(nodes, journal.roll.data if journal.roll else None).joined(journal.roll)
+    fleet.refusals += roll.refusals
     algorithm, options = experiment.build(recipe, roll.shape, model), recipe.options()
     cards = roll.cards(options.budget, options.seed)
     log.info("%s clients on %s nodes, %s", len(cards.clients), len(nodes), recipe.algorithm.name)
 
     def reach(algorithm: Any, federation: Any, store: Any, device: Any) -> GridExchange:
         number = store.tag.partition("-")[0]
-        start = journal.begun(int(number) if number.isdigit() else 0, roll)
+        start = journal.begun(int(number) if number.isdigit() else 0, roll, fleet.owners)
         start.write(place)
         return GridExchange(algorithm, federation, store, fleet=fleet, experiment=start.experiment, starts=start.starts)
 
@@ -127,6 +129,7 @@ class Journal:
     experiment: str
     starts: tuple[int, ...] = ()  # the commit at which each start of the server took up work
     roll: Roll | None = None
+    owners: Mapping[str, int] = dataclasses.field(default_factory=dict)  # client -> the node that first held it
 
     @classmethod
     def read(cls, folder: Path | None) -> Journal:
@@ -135,17 +138,18 @@ class Journal:
         if path is None or not path.exists():
             return cls(uuid.uuid4().hex)
         entry = json.loads(path.read_text(encoding="utf-8"))
-        return cls(entry["experiment"], tuple(entry["starts"]), Roll([NodeInfo.read(node) for node in entry["roll"]]))
+        roll = Roll([NodeInfo.read(node) for node in entry["roll"]])
+        return cls(entry["experiment"], tuple(entry["starts"]), roll, entry.get("owners", {}))
 
-    def begun(self, commit: int, roll: Roll) -> Journal:
+    def begun(self, commit: int, roll: Roll, owners: Mapping[str, int]) -> Journal:
         """The journal with one more start."""
-        return Journal(self.experiment, (*self.starts, commit), roll)
+        return Journal(self.experiment, (*self.starts, commit), roll, dict(owners))
 
     def write(self, folder: Path | None) -> None:
         """Write it into a run's folder, before the first message of a start is sent."""
         if folder is not None and self.roll is not None:
             nodes = [node.plain() for node in self.roll.nodes]
-            entry = {"experiment": self.experiment, "starts": self.starts, "roll": nodes}
+            entry = {"experiment": self.experiment, "starts": self.starts, "roll": nodes, "owners": self.owners}
             write_atomically(folder / JOURNAL, json.dumps(entry, indent=1).encode(), sync=True)
 
 

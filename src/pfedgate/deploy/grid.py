@@ -7,7 +7,6 @@ comes twice, belongs to another round or client, or cannot be an update; a round
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +16,10 @@ from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.types import Card, Round, State
 from pfedgate.deploy.fleet import Answer, Fleet, QuorumError, parcel_of
 from pfedgate.deploy.messages import Parcel, ParcelError
-from pfedgate.engine import wire
+from pfedgate.engine import boundary, wire
+from pfedgate.engine.boundary import Refused, words
 from pfedgate.engine.endpoint import Reply, Scored, checked
 from pfedgate.engine.store import Store
-from pfedgate.training.fit import Score
-
-log = logging.getLogger("flwr")  # the log that `flwr run --stream` and `flwr log` show
 
 
 class GridExchange:
@@ -41,24 +38,28 @@ class GridExchange:
     ) -> None:
         self.algorithm, self.store, self.fleet = algorithm, store, fleet
         self.experiment, self.starts, self._serial = experiment, list(starts), 0
+        self.refusals = fleet.refusals  # lines for the record: of nodes, and here of scores
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
         """One training round: a reply per card, in order, at the latest when the deadline has passed."""
         cards = [card for chunk in chunks for card in chunk]
-        gots = {card.id: self.algorithm.send(server, card, round) for card in cards}
-        answers, downs = self._send("train", cards, gots, round, ())
+        gots, reasons = self._gots(server, cards, round)
+        answers, downs = self._send("train", [card for card in cards if card.id in gots], gots, round, ())
         # A quorum needs all verdicts before the first update is merged. Each answer is let go when it is opened.
         replies = deque(
-            self._reply(card, gots[card.id], answers.pop(card.id, None), round, downs.get(card.id, 0)) for card in cards
+            self._reply(card, gots[card.id], answers.pop(card.id, None), round, downs.get(card.id, 0))
+            if card.id in gots
+            else Reply(card, None, reason=reasons[card.id])
+            for card in cards
         )
         usable = sum(reply.update is not None for reply in replies)
         needed = max(1, math.ceil(self.fleet.deploy.quorum * len(cards)))
         if usable < needed:
-            reasons = "; ".join(f"{reply.card.id}: {reply.reason}" for reply in replies if reply.update is None)
+            told = "; ".join(f"{reply.card.id}: {reply.reason}" for reply in replies if reply.update is None)
             raise QuorumError(
                 f"round {round.index + 1}: {usable} of {len(cards)} clients sent a usable update within "
-                f"{self.fleet.deploy.deadline:.0f} s, {needed} are needed ({reasons}). Start the same run again to go "
-                "on from the last checkpoint, or change deploy.deadline or deploy.quorum"
+                f"{self.fleet.deploy.deadline:.0f} s, {needed} are needed ({words(told, 2000)}). Start the same "
+                "run again to go on from the last checkpoint, or change deploy.deadline or deploy.quorum"
             )
         while replies:
             yield replies.popleft()  # a merged update is let go
@@ -66,16 +67,32 @@ class GridExchange:
     def evaluate(self, server: State, round: Round, cards: Iterable[Card], points: Sequence[str]) -> Iterator[Scored]:
         """Scores of the clients that answered in time: models are scored where the data is, numbers travel."""
         everyone = list(cards)
-        gots = {card.id: self.algorithm.send(server, card, round) for card in everyone}
-        answers, _ = self._send("evaluate", everyone, gots, round, points)
+        gots, reasons = self._gots(server, everyone, round)
+        answers, _ = self._send("evaluate", [card for card in everyone if card.id in gots], gots, round, points)
         for card in everyone:
             try:
-                yield from _scores(card, _result(card, answers.get(card.id))[0], points)
-            except (ParcelError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                log.warning("round %s: no score of client %r: %s", round.index + 1, card.id, error)
+                if card.id in reasons:
+                    raise Refused(reasons[card.id])
+                scores = self._scores(card, answers.get(card.id), points)
+            except Refused as error:
+                self.refusals.append(f"client {card.id!r}, round {round.index + 1}, scores: {error}")
+                continue
+            yield from scores
 
     def close(self) -> None:
         """Nothing to stop: nodes stay."""
+
+    def _gots(self, server: State, cards: Sequence[Card], round: Round) -> tuple[dict[str, State], dict[str, str]]:
+        """What each client is sent; or why nothing can be, for its budget may be a node's own."""
+        gots: dict[str, State] = {}
+        reasons: dict[str, str] = {}
+        for card in cards:
+            try:
+                with boundary.reading("its budget"):
+                    gots[card.id] = self.algorithm.send(server, card, round)
+            except Refused as error:
+                reasons[card.id] = str(error)
+        return gots, reasons
 
     def _send(
         self, stage: str, cards: Sequence[Card], gots: Mapping[str, State], round: Round, points: Sequence[str]
@@ -124,14 +141,22 @@ class GridExchange:
             result, parcel = _result(card, answer)
             message = parcel.body(result.get("body"))
             arrived = wire.decode(message)
-        except (ParcelError, wire.WireError) as error:
+        except Refused as error:
             return Reply(card, None, down, 0, str(error))
         if arrived.client != card.id:
-            return Reply(card, None, down, len(message), f"the update is that of client {arrived.client!r}")
+            reason = f"the update is that of client {words(repr(arrived.client), 80)}"
+            return Reply(card, None, down, len(message), reason)
         if arrived.round != round.index:
             return Reply(card, None, down, len(message), f"the update is that of round {arrived.round + 1}")
         up = len(message) if arrived.update.shared else 0
         return checked(self.algorithm, got, Reply(card, arrived.update, down, up))
+
+    def _scores(self, card: Card, answer: Answer | None, points: Sequence[str]) -> list[Scored]:
+        """One client's scores out of its node's answer, checked."""
+        result, _ = _result(card, answer)
+        with boundary.reading("its scores"):
+            entries, metrics = result["scores"], self.algorithm.task.metrics
+            return [Scored(card.id, point, *boundary.score(card, entries[point], metrics)) for point in points]
 
 
 def _result(card: Card, answer: Answer | None) -> tuple[dict[str, Any], Parcel]:
@@ -144,21 +169,5 @@ def _result(card: Card, answer: Answer | None) -> tuple[dict[str, Any], Parcel]:
     if not isinstance(result, dict):
         raise ParcelError("its node answered without it")
     if "error" in result:
-        raise ParcelError(str(result["error"]))
+        raise ParcelError(words(result["error"]))
     return result, parcel
-
-
-def _scores(card: Card, result: Mapping[str, Any], points: Sequence[str]) -> list[Scored]:
-    """Scores out of a node's answer, checked."""
-    scores = []
-    for point in points:
-        entry = result["scores"][point]
-        test, val = (
-            Score(int(n), float(loss), float(score), tuple(map(float, more)))
-            for n, loss, score, more in (entry["test"], entry["val"])
-        )
-        if min(test.n, val.n) < 0:
-            raise ValueError("a score over fewer than no samples")
-        stats = {str(name): float(value) for name, value in entry["stats"].items()}
-        scores.append(Scored(card.id, point, test, val, stats))
-    return scores

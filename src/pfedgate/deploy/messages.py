@@ -8,22 +8,24 @@ bytes and the time.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from pfedgate.core.kinds import kind_of
 from pfedgate.core.types import Budget, Card, DataShape
+from pfedgate.engine import boundary
+from pfedgate.engine.boundary import Refused, words
 from pfedgate.engine.roster import Cards, budgets
 
 ABOUT, BODIES, TEXT = "about", "bodies", "json"
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.uint8, torch.float32, torch.int64, torch.int32)}
+
+Described = tuple[DataShape, tuple[str, ...] | None]
 
 
-class ParcelError(ValueError):
+class ParcelError(Refused):
     """A message that is not one of ours."""
 
 
@@ -57,6 +59,8 @@ def from_records(records: Any) -> Parcel:
         if not isinstance(about, dict):
             raise ParcelError(f"{ABOUT} is {type(about).__name__}, not a table")
         arrays = records.get(BODIES, {})
+        if len(arrays) > boundary.CLIENTS:
+            raise ParcelError(f"{len(arrays)} bodies, at most {boundary.CLIENTS} are read")
         bodies = []
         for at in range(len(arrays)):
             array = arrays[str(at)].numpy()
@@ -66,7 +70,7 @@ def from_records(records: Any) -> Parcel:
     except ParcelError:
         raise
     except Exception as error:  # a sender may put anything there, and reading it may fail in any way
-        raise ParcelError(f"not a pfedgate message: {type(error).__name__}: {error}") from error
+        raise ParcelError(f"not a pfedgate message: {type(error).__name__}: {words(error)}") from error
     return Parcel(about, bodies)
 
 
@@ -89,22 +93,23 @@ class NodeInfo:
     def read(cls, about: Mapping[str, Any]) -> NodeInfo:
         """An answer from outside, checked."""
         try:
-            clients, novel = (
-                {str(client): int(n) for client, n in dict(about[group]).items()} for group in ("clients", "novel")
-            )
-            if any(n < 0 for n in (*clients.values(), *novel.values())):
-                raise ValueError("a client with fewer than no samples")
-            if not clients and not novel:
-                raise ValueError("it holds no client")
-            shape, names = _shape(about["data"])
-            budget = about.get("budget")
-            if isinstance(budget, str):
-                raise ValueError("a budget is a number or a table")  # a path would name a file of the server's
-            if budget is not None:
-                budgets(budget, ["one"])
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ParcelError(f"its answer to the roll call cannot be used: {error}") from error
-        return cls(clients, novel, budget, shape, names)
+            said = boundary.roll(about)
+            with boundary.reading("its budget"):
+                if said.budget is not None:
+                    budgets(said.budget, ["one"])
+        except Refused as error:
+            raise ParcelError(str(error)) from error
+        return cls(said.clients, said.novel, said.budget, said.shape, said.class_names)
+
+    @property
+    def data(self) -> Described:
+        """The shape of its data, and the names of its classes."""
+        return self.shape, self.class_names
+
+    def only(self, wanted: Callable[[str], bool]) -> NodeInfo:
+        """The answer as if the node held these clients alone."""
+        clients, novel = ({c: n for c, n in group.items() if wanted(c)} for group in (self.clients, self.novel))
+        return replace(self, clients=clients, novel=novel)
 
     def plain(self) -> dict[str, Any]:
         """The answer in values that JSON can hold; `read` is the way back."""
@@ -118,34 +123,31 @@ class NodeInfo:
         return {"clients": dict(self.clients), "novel": dict(self.novel), "budget": self.budget, "data": data}
 
 
-def _shape(data: Mapping[str, Any]) -> tuple[DataShape, tuple[str, ...] | None]:
-    # Journals of runs that began before 2026-11-18 name the shape of a prepared batch apart from that of a raw one.
-    sizes, dtype = data.get("prepared_shape", data.get("shape")), data.get("prepared_type", data.get("dtype"))
-    if dtype not in DTYPES:
-        raise ValueError(f"inputs of type {dtype!r}")
-    names = data["class_names"]
-    kind = kind_of(str(data.get("task", "classification"))).name
-    shape = DataShape(int(data["classes"]), tuple(int(size) for size in sizes or ()), DTYPES[dtype], kind)
-    return shape, None if names is None else tuple(str(name) for name in names)
-
-
 class Roll:
     """All clients of a fleet, as far as their nodes have answered: what a server knows instead of data."""
 
-    def __init__(self, nodes: Sequence[NodeInfo]) -> None:
+    def __init__(self, nodes: Sequence[NodeInfo], known: Described | None = None) -> None:
+        """`known` is the data of an earlier start; without it most nodes decide which data is meant."""
         # The order must not depend on which node answered first.
-        self.nodes = sorted(nodes, key=lambda node: sorted(node.ids))
-        first = self.nodes[0]
-        for other in self.nodes[1:]:
-            ours, theirs = first.plain()["data"], other.plain()["data"]
+        everyone = sorted(nodes, key=lambda node: sorted(node.ids))
+        ranked = Counter(node.data for node in everyone).most_common()
+        self.data = known or ranked[0][0]
+        self.shape = self.data[0]
+        self.nodes = [node for node in everyone if node.data == self.data]
+        self.refusals: list[str] = []
+        ours = NodeInfo({"": 0}, {}, None, *self.data).plain()["data"]
+        for other in [node for node in everyone if node.data != self.data]:
+            theirs = other.plain()["data"]
             differences = [f"{key} {ours[key]!r} and {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
-            if differences:
-                raise ValueError(
-                    f"clients {first.ids[0]!r} and {other.ids[0]!r} hold data of different shapes "
-                    f"({'; '.join(differences)}); where nodes hold different classes, list all of them as "
-                    "deploy.class_names"
+            first = repr(self.nodes[0].ids[0]) if self.nodes else "of the run so far"
+            self.refusals.append(
+                words(
+                    f"clients {first} and {other.ids[0]!r} hold data of different shapes ({'; '.join(differences)}): "
+                    "the other takes no part; where nodes hold different classes, list all in deploy.class_names"
                 )
-        self.shape = first.shape
+            )
+        if not self.nodes or (known is None and self.refusals and ranked[1][1] == ranked[0][1]):
+            raise ValueError(self.refusals[0])  # nobody is left, or as many say one thing as the other
 
     def joined(self, before: Roll | None) -> Roll:
         """The roll with the clients of an earlier start, so that one who is away now is sampled as before."""
@@ -154,10 +156,11 @@ class Roll:
         present = {client for node in self.nodes for client in node.ids}
         absent = []
         for node in before.nodes:
-            clients, novel = ({c: n for c, n in g.items() if c not in present} for g in (node.clients, node.novel))
-            if clients or novel:
-                absent.append(NodeInfo(clients, novel, node.budget, node.shape, node.class_names))
-        return Roll([*self.nodes, *absent])
+            if (rest := node.only(lambda client: client not in present)).ids:
+                absent.append(rest)
+        whole = Roll([*self.nodes, *absent], self.data)
+        whole.refusals += self.refusals
+        return whole
 
     def cards(self, budget: Any, seed: int) -> Cards:
         """Everybody's card: budgets are the recipe's, except where a node brings its own."""

@@ -8,6 +8,7 @@ previous.safetensors     the checkpoint before it, used if that one is damaged
 best.safetensors         the server's State that was best on validation; private/best beside it
 private/                 see `store`
 clients.csv, summary.json   written at the end
+noise.key                   with [privacy], until the end
 .lock                    held by the process that trains here
 
 A checkpoint is written when all that it refers to has reached the disk, and it holds digests of that. A folder may
@@ -44,6 +45,7 @@ from pfedgate.engine.store import COMMIT, DiskStore, pack_file
 FORMAT = 1
 FLIGHTS = "flights:"  # tensors in a checkpoint that are no part of the server's State
 LINES = ("metrics.jsonl", "participation.jsonl", "timing.jsonl")
+KEY = "noise.key"  # while a run with [privacy] goes on
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "'")
 SUMS = {"training_rounds", "training_bytes_up", "training_bytes_down", "training_flops"}  # in clients.csv, not means
 
@@ -57,7 +59,7 @@ class Checkpoint:
     commit: str
     private: str = ""  # the store's digest of all states; empty in folders of earlier versions
     undo: bool = False  # the checkpoint after this one is damaged, and its commit is taken back
-    flights: State = field(default_factory=dict)  # what a policy has in flight, see `policies`
+    flights: State = field(default_factory=dict)  # what a policy has in flight, and moments of the server's optimiser
     flying: list[Record] = field(default_factory=list)
 
 
@@ -69,7 +71,11 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
         ("algorithm.", algorithm, algorithm.options()),
         ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last", "kind")),
         ("task.", task, ("initial_scale", "correction", "shift", "shift_lr")),
-        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet")),
+        (
+            "",
+            options,
+            ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet", "server", "privacy"),
+        ),
     ]
     if task.schedule.name in ("multi_step", "cosine"):
         groups.append(("", options, ["rounds"]))  # the schedule depends on it; a constant one may be continued
@@ -118,6 +124,20 @@ def header(path: Path) -> dict[str, Any]:
             if not all(isinstance(text, str) for text in about.setdefault(name, {}).values()):
                 raise ValueError(f"{name} is no table of texts")
     return about
+
+
+def plain(text: str) -> str:
+    """A text that a spreadsheet does not compute, although it begins like a formula; `unmarked` takes the mark off.
+
+    >>> plain("=1+1"), plain("anna"), unmarked(plain("=1+1"))
+    ("'=1+1", 'anna', '=1+1')
+    """
+    return f"'{text}" if text.startswith(FORMULAS) else text
+
+
+def unmarked(cell: str) -> str:
+    """The text behind `plain`."""
+    return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULAS) else cell
 
 
 class RunFolder:
@@ -213,6 +233,20 @@ class RunFolder:
             raise DamagedError(f"{self.path / name} has {length - left} bytes, {length} are expected")
         return running
 
+    def key(self, fresh: bytes) -> bytes:
+        """The secret key of the run's noise: a resumed run draws the same, so that a round is told only once.
+
+        It is a file that only its owner reads, and goes when the run ends: nobody then can take the noise off.
+        """
+        path = self.path / KEY
+        if not path.exists():
+            write_atomically(path, fresh, sync=True, mode=files.PRIVATE)
+        with files.existing(path, os.O_RDONLY) as file:
+            key = file.read(len(fresh) + 1)
+        if len(key) != len(fresh):
+            raise DamagedError(f"{path} has {len(key)} bytes, {len(fresh)} are expected")
+        return key
+
     def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:
         """Append a round to the files of `LINES`."""
         lines = ([record], replies, [{"round": record["round"], **timing}])
@@ -258,7 +292,7 @@ class RunFolder:
                 cost["training_rounds"] += 1
                 del line["round"]
                 for name, value in line.items():
-                    if value is not None:
+                    if isinstance(value, int | float):
                         cost[f"training_{name}"] = cost.get(f"training_{name}", 0.0) + value
         for cost in costs.values():
             for name in cost.keys() - SUMS:
@@ -270,11 +304,10 @@ class RunFolder:
         table = csv.DictWriter(file, [*head, *stats, *sorted(set().union(*costs.values()))], restval="")
         table.writeheader()
         for s in scores:
-            # A spreadsheet would compute a cell that begins like a formula; `Run.clients` takes the mark off again.
-            client = f"'{s.client}" if s.client.startswith(FORMULAS) else s.client
             numbers = (s.test.n, s.test.score, s.test.loss, s.val.n, s.val.score, s.val.loss, *s.test.more)
-            row = dict(zip(head, (client, s.point, *numbers), strict=True))
+            row = dict(zip(head, (plain(s.client), s.point, *numbers), strict=True))
             table.writerow({**row, **s.stats, **costs.get(s.client, {})})
         write_atomically(self.path / "clients.csv", file.getvalue().encode(), sync=True)
         summary["seconds"] = sum(json.loads(t)["seconds"] for t in (self.path / LINES[2]).read_text().splitlines())
         write_atomically(self.path / "summary.json", json.dumps(clean(summary), indent=2).encode(), sync=True)
+        (self.path / KEY).unlink(missing_ok=True)

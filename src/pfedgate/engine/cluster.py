@@ -1,4 +1,4 @@
-"""Clients of a round spread over a Ray cluster: the extra `ray`. Results have the same bits as in one process.
+"""Clients of a round, or cells of a study, spread over a Ray cluster (extra `ray`), with the bits of one process.
 
 The federation and the algorithm go to each node once, through Ray's object store; a round sends the server's State
 once per node. Private states lie in the run's own store and travel with a client's work, so that a node may vanish in
@@ -14,9 +14,10 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,8 +28,9 @@ from pfedgate.engine import wire
 from pfedgate.engine.endpoint import Endpoint, Reply, Scored
 from pfedgate.engine.metrics import resident_bytes
 from pfedgate.engine.store import MemoryStore, Store
-from pfedgate.engine.workers import settle
+from pfedgate.engine.workers import LOOK, WorkerDied, settle
 
+Job = TypeVar("Job")
 AHEAD = 4  # chunks for each core that wait for one
 
 
@@ -105,6 +107,40 @@ class Cluster:
     def close(self) -> None:
         """Let go of what lies on the nodes; the cluster itself stays for whoever started it."""
         del self._setting
+
+
+def spread(
+    work: Callable[[Job], Any], draw: Callable[[], Job | None], tick: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Job, Future[Any]]]:
+    """What `workers.completed` does, over the cores of a Ray cluster; a job on a node that vanishes is done again."""
+    ray = connect()
+    ask = ray.remote(num_cpus=1, max_retries=5, retry_exceptions=False)(_alone)
+    busy: dict[Any, Job] = {}
+    try:
+        while True:
+            while len(busy) < int(ray.cluster_resources().get("CPU", 1)) and (job := draw()) is not None:
+                busy[ask.remote(work, job)] = job
+            if not busy:
+                return
+            ended, _ = ray.wait(list(busy), timeout=LOOK)
+            for answer in ended:
+                future: Future[Any] = Future()
+                try:
+                    future.set_result(ray.get(answer))
+                except ray.exceptions.RayTaskError as error:
+                    future.set_exception(error.cause)
+                except ray.exceptions.RayError as error:
+                    future.set_exception(WorkerDied(f"its worker died: {error}"))
+                yield busy.pop(answer), future
+            tick()
+    finally:
+        for answer in busy:  # after an error or Ctrl-C
+            ray.cancel(answer, force=True)
+
+
+def _alone(work: Callable[[Job], Any], job: Job) -> Any:
+    settle()
+    return work(job)
 
 
 _SEEN: dict[str, Any] = {}  # in a worker: the endpoint of its run, and the State of its round

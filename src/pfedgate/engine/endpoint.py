@@ -21,7 +21,7 @@ from pfedgate.core.errors import ClientError
 from pfedgate.core.prior import SHIFT, Own, Step
 from pfedgate.core.seeds import seeded
 from pfedgate.core.types import Card, Federation, Local, Round, State, Update
-from pfedgate.engine import wire
+from pfedgate.engine import boundary, wire
 from pfedgate.engine.store import Store
 from pfedgate.training.fit import Score, evaluate
 from pfedgate.training.workspace import Stepper
@@ -46,8 +46,10 @@ def checked(algorithm: Algorithm, got: State, reply: Reply) -> Reply:
     """The reply, without its update if that cannot be used; the one check between a client and the merger."""
     if reply.update is None:
         return reply
-    reason = wire.fault(reply.update) or algorithm.check(got, reply.update)
-    return replace(reply, update=None, reason=reason) if reason else reply
+    try:
+        return replace(reply, update=boundary.admit(algorithm, got, reply.card, reply.update))
+    except boundary.Refused as error:
+        return replace(reply, update=None, reason=str(error))
 
 
 @dataclass(frozen=True)

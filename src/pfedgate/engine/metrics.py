@@ -42,7 +42,7 @@ def summarise(scores: Sequence[Scored], metrics: Sequence[Metric] = (ACCURACY,))
     for at, metric in enumerate(others):
         record[metric.name] = _mean([(s.test.n, s.test.more[at]) for s in tested])
         record[f"val_{metric.name}"] = _mean([(s.val.n, s.val.more[at]) for s in checked])
-    for name in sorted({name for s in scores for name in s.stats}):
+    for name in sorted({name for s in scores for name in s.stats} - record.keys()):
         record[name] = _mean([(1, s.stats[name]) for s in scores if name in s.stats])
     return clean(record)  # type: ignore[no-any-return]
 

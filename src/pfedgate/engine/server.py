@@ -1,4 +1,4 @@
-"""The server: rounds of draw → send → train → check → add → result → evaluate → checkpoint → callbacks.
+"""The server: rounds of draw → send → train → check → add → result → step → evaluate → checkpoint → callbacks.
 
     result = run(algorithm, federation, Options(rounds=50, sample=0.2))
     result.summary["accuracy"]
@@ -22,14 +22,18 @@ import torch
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import ClientError
+from pfedgate.core.robust import FOR_ALL, robust
 from pfedgate.core.seeds import seeded
+from pfedgate.core.state import under
 from pfedgate.core.types import Card, Federation, Round, State
 from pfedgate.engine import metrics
 from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
 from pfedgate.engine.endpoint import NOVEL, Endpoint, Reply, Scored, serve
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.policies import policy
+from pfedgate.engine.private import Guard, fresh_key
 from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster, clock_of
+from pfedgate.engine.server_step import SLOTS, ServerStep
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
 from pfedgate.engine.workers import steady
 from pfedgate.training.stacked import group_size
@@ -106,12 +110,14 @@ def one_thread() -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """`auto` takes cuda, then mps, then cpu; one that is not here is refused."""
+    here = [kind for kind, there in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if there.is_available()]
+    if name == "auto":
+        return torch.device(here[0] if here else "cpu")
+    device = torch.device(name)
+    if device.type in ("cuda", "mps") and device.type not in here:
+        raise ValueError(f"run.device = {name!r}, but torch finds none on this machine: set run.device to auto or cpu")
+    return device
 
 
 class Engine:
@@ -128,10 +134,22 @@ class Engine:
         shared: bool,
     ) -> None:
         self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
+        rule = options.server.robust
+        if rule not in FOR_ALL and (algorithm.apart or options.agg_norm == "all"):
+            reason = algorithm.apart or "clients.agg_norm = 'all' counts absent clients as unchanged"
+            raise ValueError(
+                f"server.robust = {rule!r} is not for {algorithm.name or type(algorithm).__name__}: {reason}. "
+                f"Take one of {', '.join(FOR_ALL)}"
+            )
         self.roster = Roster.of(federation, "clients", options, algorithm)
         self.novel = Roster.of(federation, "novel", options, algorithm)
         clock = clock_of(federation, options) if options.fleet.devices else None
         self.policy = policy(options.fleet, algorithm, self.roster, options.sample, clock)
+        self.step = ServerStep(options.server, algorithm)
+        self.guard: Guard | None = None
+        if options.privacy.level == "client":
+            self.guard = Guard(algorithm, options, self.roster, fresh_key(options.privacy, options.seed))
+            self.policy.lottery = self.guard.draw
         self.folder = None if folder is None else RunFolder(folder, resume=resume)
         self.start: Checkpoint | None = None
         self.store: Store = TemporaryStore() if shared else MemoryStore()
@@ -141,6 +159,8 @@ class Engine:
                 self.store = DiskStore.recover(self.folder.private, None)
             else:
                 self.store = DiskStore.recover(self.folder.private, start.commit, start.private, undo=start.undo)
+            if self.guard is not None:
+                self.guard.key = self.folder.key(self.guard.key)
 
     def run(self, reach: Exchange) -> Result:
         """All rounds, from the start or from the last checkpoint."""
@@ -153,6 +173,7 @@ class Engine:
             server, history = self.start.server, list(self.start.history)
             self.policy.now = history[-1].get("virtual_seconds", 0.0) if history else 0.0
             self.policy.load(self.start.flights, self.start.flying)
+            self.step.load(self.start.flights)
             self._keep_best(server, history)
         metric = self.algorithm.task.metric
         self._tell({"event": "start", "round": len(history), "rounds": options.rounds, "metric": metric})
@@ -165,12 +186,17 @@ class Engine:
             every = options.evaluate_every
             if every and ((index + 1) % every == 0 or index + 1 == options.rounds):
                 scores = self._evaluate(reach, server, round, record)
+            if said := getattr(reach, "refusals", None):  # of scores, and of nodes that came meanwhile
+                record["refusals"] = [*record.get("refusals", ()), *said]
+                said.clear()
             history.append(record)
             timing = {"seconds": trained - began, "seconds_evaluation": time.perf_counter() - trained}
             self._checkpoint(server, history, lines, timing)
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         task = self.algorithm.task
         summary = metrics.overall(history, task.metric)
+        if self.guard is not None:
+            summary |= {"epsilon": metrics.clean(self.guard.spent(len(history))), "delta": options.privacy.delta}
         novel: list[Scored] = []
         if history:
             round = self._round(len(history) - 1, history[:-1])
@@ -218,7 +244,8 @@ class Engine:
         record: Record = {"round": round.index + 1, "sampled": 0, "lr_factor": round.factor}
         record |= {"bytes_up": 0, "bytes_down": 0}
         with seeded(self.options.seed, "merge", round.index):
-            merger = self.algorithm.merger(server, round)
+            noisy = None if self.guard is None else self.guard.merger(server, round)  # it clips by itself
+            merger = noisy or robust(self.options.server, self.algorithm.merger(server, round))
             for arrival in self.policy.arrivals(train, server, round):  # draws, sends, trains, checks and times
                 reply, cost = arrival.reply, arrival.cost
                 client, update, reason = reply.card.id, reply.update, reply.reason or "no reply"
@@ -227,8 +254,10 @@ class Engine:
                 line = {"round": round.index + 1, "client": client, "bytes_up": reply.up, "bytes_down": reply.down}
                 record["bytes_up"] += reply.up
                 record["bytes_down"] += reply.down
-                if cost is not None:
-                    line |= {"began": arrival.began, "seconds": cost.seconds, "joules": cost.joules}
+                if cost is not None and self.policy.clock is not None:
+                    line |= {"device": self.policy.clock.fleet.device(client).kind, "began": arrival.began}
+                    line |= {"seconds": cost.seconds, "joules": cost.joules}
+                    line |= {"download": cost.download, "upload": cost.upload}
                     joules += cost.joules
                 if arrival.dropped:
                     dropped += 1
@@ -237,15 +266,21 @@ class Engine:
                     refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
                 else:
                     numbers.append(update.metrics)
-                    line.update(update.metrics)
+                    line = {**update.metrics, **line}
                 lines.append(line)
-            if not numbers and not dropped:
+            if not numbers and not dropped and (self.guard is None or refusals):
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
-            if numbers:
-                server = merger.result()
+            if numbers or self.guard is not None:  # that nobody was drawn is hidden, too
+                server = self.step(server, merger.result())
+            for client, reason in getattr(merger, "refusals", ()):  # of updates that waited for others
+                refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
+            if clipped := getattr(merger, "clipped", 0):
+                record["clipped"] = clipped
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
-        record |= {"refused": len(refusals), **metrics.means(numbers)}
+        record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server
+        if self.guard is not None and noisy is not None:
+            record |= metrics.clean(self.guard.record(round.index + 1, noisy.norms))
         return server, record | ({"refusals": refusals} if refusals else {}), lines
 
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
@@ -265,6 +300,7 @@ class Engine:
             return
         about = fingerprint(self.algorithm, self.options)
         flights, flying = self.policy.save()
+        flights = {**flights, **under(SLOTS, self.step.slots)}
         checkpoint = Checkpoint(server, history, self.store.tag, self.store.seal(), flights=flights, flying=flying)
         self.folder.save(checkpoint, about)
         self.store.commit()

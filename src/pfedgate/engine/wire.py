@@ -14,17 +14,15 @@ True
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 
-from pfedgate.core.state import finite, finite_vector, floating
 from pfedgate.core.types import State, Update
+from pfedgate.engine.boundary import Refused, words
 from pfedgate.engine.store import pack_file
 
 MAGIC = b"pfg1"
@@ -35,7 +33,7 @@ _BETWEEN = "\x1f"
 FORBIDDEN = (torch.bfloat16,)  # not every machine can compute with it, and Flower cannot carry it
 
 
-class WireError(ValueError):
+class WireError(Refused):
     """A message that cannot be what it claims to be."""
 
 
@@ -60,8 +58,8 @@ def unpack(body: bytes) -> State:
     """The State in safetensors bytes."""
     try:
         return load(body)
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise WireError(f"the body is not a State: {error}") from error
+    except Exception as error:  # sizes that overflow, types this torch does not have, …
+        raise WireError(f"the body is not a State: {words(error)}") from error
 
 
 def packed_size(state: State) -> int:
@@ -122,14 +120,3 @@ def decode(message: bytes) -> Arrived:
         raise WireError(f"{len(names)} names for {count} numbers")
     metrics = dict(zip(names, struct.unpack_from(f"<{count}d", message, labelled), strict=True))
     return Arrived(client, round, Update(unpack(message[end:]), weight, metrics))
-
-
-def fault(update: Update) -> str | None:
-    """Why no server may use this update whatever the algorithm, or None."""
-    if not math.isfinite(update.weight) or update.weight <= 0:
-        return f"weight is {update.weight}, must be a finite number > 0"
-    _, vector = floating(update)
-    if vector is not None and not finite_vector(vector):
-        bad = [name for name, value in update.shared.items() if not finite({name: value})]
-        return f"{', '.join(map(repr, bad))}: NaN or infinity"
-    return None

@@ -286,8 +286,8 @@ class LiveOptimizer(torch.optim.Optimizer):
         aside = []
         for name in names:
             parameter = self._parameters[name]
-            alive = np.logical_or.reduce([live.elements(name) for live in lives])
-            mask = torch.from_numpy(~alive).to(parameter.device)
+            alive = np.logical_or.reduce([live.elements(name) for live in lives])  # no array for a single entry
+            mask = ~torch.as_tensor(alive, device=parameter.device)
             aside += [(t, mask, t[mask]) for t in (parameter.detach(), *self._buffers(parameter)[0])]
         return aside
 

@@ -166,7 +166,7 @@ class BlockPlan:
                 f"the blocks that are always kept, and the gate, exceed the budget: flops: asked {limit / dense:.4f} "
                 f"of the dense model, smallest feasible {math.ceil(least / dense * 1e4) / 1e4:.4f} (of which the gate "
                 f"{extra / dense:.4f}). Raise the budget, keep less always (smallest=...), or use a smaller gate "
-                "(fewer blocks, GateConfig(pool=...))",
+                "(fewer blocks=..., gate={'pool': 1}); in a recipe algorithm.smallest, .blocks and .gate.pool",
                 {"flops": least},
             )
         return Selector(self.costs, replace(budget, flops=limit - extra))
@@ -178,7 +178,8 @@ class BlockPlan:
             if selector.solver != "everything fits" and selector.reachable_masks(2) == 1:
                 texts.append(
                     f"under {budget} only one selection of blocks is possible, so the gate cannot choose; "
-                    "use more blocks per layer (blocks=...), a smaller first block (smallest=...) or another budget"
+                    "use more blocks per layer (blocks=...), a smaller first block (smallest=...), in a recipe "
+                    "algorithm.blocks and algorithm.smallest, or another budget"
                 )
             limits, dense = selector.limits, self.costs.dense()
             if limits.get("params", math.inf) < dense["params"]:

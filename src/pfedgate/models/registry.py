@@ -69,7 +69,7 @@ def build(name: str, input_shape: Shape | None = None, classes: int | None = Non
     Linear(in_features=2048, out_features=10, bias=True)
     >>> build("cnn_femnist", widht=2)
     Traceback (most recent call last):
-    TypeError: model 'cnn_femnist': unknown option 'widht': did you mean 'width'? Known: width
+    TypeError: model 'cnn_femnist': unknown option 'widht': did you mean 'width'? Known: width, widths
     """
     entry = _entry(name)
     accepted = _options(entry)
@@ -90,7 +90,7 @@ def options(name: str) -> dict[str, object]:
     """Options that build() accepts for this model beyond the shape, with their defaults; nothing is built.
 
     >>> options("cnn_femnist")
-    {'width': 1.0}
+    {'width': 1.0, 'widths': ()}
     """
     return _options(_entry(name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,18 +48,27 @@ class Card:
     text: str = ""
 
 
+ALONG = {
+    "round": "Over rounds",
+    "flops": "Over compute",
+    "bytes": "Over bytes sent and received",
+    "seconds": "Over time of this computer",
+    "virtual": "Over time on the clients' devices",
+    "joules": "Over energy of the clients' devices",
+}
+
+
 def learning(content: Content, wide: int = WIDE) -> list[Card]:
-    """Metrics over rounds, bytes and seconds; nothing before the first evaluation."""
+    """Metrics over rounds and all that is spent; nothing before the first evaluation."""
     cards = []
-    for along, title in (("round", "Over rounds"), ("bytes", "Over bytes sent and received"), ("seconds", "Over time")):
-        half = along != "round"
-        name = f"accuracy-{along}" if half else "accuracy-rounds"
+    for along, title in ALONG.items():
+        name = "accuracy-rounds" if along == "round" else f"accuracy-{along}"
         specs = {
-            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=220 if half else 300)
+            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=240)
             for metric in charts.METRICS
         }
         views = [View(spec, choice=(metric,)) for metric, spec in specs.items() if spec]
-        cards += [Card(name, title, views, ("metric",), half)] if views else []
+        cards += [Card(name, title, views, ("metric",), half=True)] if views else []
     return cards
 
 
@@ -143,6 +153,42 @@ def constant(values: Sequence[float], scale: float) -> bool:
     (True, False)
     """
     return max(values) - min(values) < 0.01 * abs(scale)
+
+
+def fleet(content: Content, wide: int = WIDE) -> list[Card]:
+    """The last round of every run on its clients' devices, and in a line whose updates came too late."""
+    runs = [run for run in content["runs"] if run["fleet"]]
+    views, lines = [], []
+    for run in runs:
+        facts, owner = run["fleet"], f"{run['label']}: " if len(runs) > 1 else ""
+        kinds = Counter(row["device"] for row in facts["rows"])
+        devices = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+        some = f" {charts.MOST_BARS} are shown, evenly spaced." if len(facts["rows"]) > charts.MOST_BARS else ""
+        pale = " Pale bars do not count." if any(row["dropped"] for row in facts["rows"]) else ""
+        caption = f"Round {facts['round']}, policy {facts['policy']}: {devices}.{some}{pale}"
+        views.append(View(charts.gantt(run, width=wide), caption, (run["label"],)))
+        lines.append(owner + lateness(facts))
+    if not runs:
+        return []
+    return [Card("late", "", text="\n".join(lines)), Card("gantt", "A round on the devices", views, ("run",))]
+
+
+def lateness(facts: Content) -> str:
+    """How many updates came too late to count, and whose.
+
+    >>> lateness({"late": [["anna", 3], ["ben", 1]], "asked": 40, "clients": 10})
+    '4 of 40 updates came too late to count, from 2 of 10 clients: anna 3, ben 1.'
+    >>> lateness({"late": [], "asked": 40, "clients": 10})
+    'All 40 updates counted.'
+    """
+    late = sum(number for _, number in facts["late"])
+    if not late:
+        return f"All {facts['asked']} updates counted."
+    names = [f"{client} {number}" for client, number in facts["late"]]
+    return (
+        f"{late} of {facts['asked']} updates came too late to count, from {len(names)} of {facts['clients']} clients: "
+        f"{_named(names)}."
+    )
 
 
 def gates(content: Content, wide: int = WIDE) -> list[Card]:
@@ -276,14 +322,7 @@ def _tree(run: Content) -> str:
     beside = (
         "; beside each client its classes, darker where it has more samples" if run["partition"] is not None else ""
     )
-    started = "Only the parameters are compared, not the classes."
-    if run["gates"]["from_labels"]:
-        started = (
-            'In this run every gate started from its client\'s class frequencies (algorithm.start = "labels"), so that '
-            "clients with similar classes are close from the start: the tree shows mixes of labels largely by "
-            'construction. A run with start = "random" leaves that out.'
-        )
-    return f"Ward's clustering of the gates' parameters{beside}. {started}"
+    return f"Ward's clustering of the gates' parameters{beside}. Only the parameters are compared, not the classes."
 
 
 def data(content: Content, wide: int = WIDE) -> list[Card]:
@@ -312,7 +351,7 @@ def _partition(partition: Content, width: int) -> Spec:
 
 
 SECTIONS: dict[str, Callable[..., list[Card]]] = {
-    "learning": learning, "clients": clients, "cost": cost, "gates": gates, "data": data,
+    "learning": learning, "clients": clients, "cost": cost, "fleet": fleet, "gates": gates, "data": data,
 }  # fmt: skip
 
 

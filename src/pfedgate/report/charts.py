@@ -15,8 +15,18 @@ from pfedgate.core.drawing import COLUMN, DASHES, PAGE, Spec, ordinal, quantity,
 Content = Mapping[str, Any]
 METRICS = {"accuracy": "accuracy, %", "bottom_decile": "bottom decile, %", "loss": "loss"}
 TIMES = ((5400, 3600, "hours"), (100, 60, "minutes"), (0, 1, "seconds"))
+ENERGIES = ((1e6, 1e6, "MJ"), (1e3, 1e3, "kJ"), (0, 1, "J"))
 SIZES = ((1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0, 1e3, "kB"))
+WORK = ((1e15, 1e15, "PFLOP"), (1e12, 1e12, "TFLOP"), (1e9, 1e9, "GFLOP"), (0, 1e6, "MFLOP"))
+ALONG = {  # units of what a curve may be drawn over, and words for the axis
+    "flops": (WORK, "{} computed by all clients"),
+    "bytes": (SIZES, "{} sent and received by all clients"),
+    "seconds": (TIMES, "{} of training"),
+    "virtual": (TIMES, "{} on the clients' devices"),
+    "joules": (ENERGIES, "{} used by all clients' devices"),
+}
 MOST_CLIENTS = 400  # more bars or steps than this are narrower than a pixel
+MOST_BARS = 60
 HIDDEN: Spec = {"filter": "indexof(hidden, datum.run) < 0"}  # the page's legend sets the parameter
 
 
@@ -102,8 +112,9 @@ def lines(
     `scale` goes over the scale of y. `under` and `over` are further layers.
     """
     xs = [value for row in rows for value in row["x"]]
-    axis = whole_ticks(xs, width) if x in ("round", "rank") else {"tickCount": max(4, width // 80)}
-    along = quantity(x, title or x, axis=axis, scale={"zero": False, "nice": False})
+    costs = x not in ("round", "rank")  # what is spent begins at nothing
+    axis = {"tickCount": max(4, width // 80)} if costs else whole_ticks(xs, width)
+    along = quantity(x, title or x, axis=axis, scale={"zero": costs, "nice": False})
     across = quantity("y", y, scale={"zero": False, "nice": True, "padding": 5, **(scale or {})}, axis={"tickCount": 6})
     runs = list(dict.fromkeys(row["run"] for row in rows))
     look = {"color": by_run(content, runs), "strokeDash": by_run(content, runs, range=DASHES)}
@@ -137,14 +148,15 @@ def lines(
 
 
 def curves(content: Content, along: str = "round", metric: str = "accuracy", **size: Any) -> Spec | None:
-    """A metric over rounds, bytes or seconds; none before the first evaluation."""
-    runs = [run for run in content["runs"] if run["curves"][along]]
+    """A metric over rounds or a name of `ALONG`; none before the first evaluation."""
+    runs = [run for run in content["runs"] if any(run["curves"].get(along, ()))]
     if not runs:
         return None
     scale, x, title = 1.0, "round", "round"
     if along != "round":
-        scale, x = unit(max(run["curves"][along][-1] for run in runs), TIMES if along == "seconds" else SIZES)
-        title = f"{x} of training" if along == "seconds" else f"{x} sent and received by all clients"
+        units, words = ALONG[along]
+        scale, x = unit(max(run["curves"][along][-1] for run in runs), units)
+        title = words.format(x)
     rows = []
     for run in runs:
         points = {name: thin(values, room(len(runs))) for name, values in run["curves"].items()}
@@ -218,6 +230,44 @@ def pairs(run: Content, base: Content) -> list[Spec]:
             by = own - theirs[name]
             rows.append({**row, "difference": short(by, 100), "verdict": "worse" if by < 0 else "better"})
     return sorted(rows, key=lambda row: (row["difference"], row["client"]))
+
+
+PHASES = ("download", "training", "upload")
+
+
+def gantt(run: Content, *, width: int = PAGE, height: int = 220) -> Spec:
+    """The last round on the clients' devices, a bar per client: download, training, upload. Late ones are pale."""
+    shown = thin(run["fleet"]["rows"], MOST_BARS)
+    zero = min(row["times"][0] for row in shown)
+    scale, name = unit(max(row["times"][-1] for row in shown) - zero, TIMES)
+    rows = [
+        {
+            "client": row["client"], "device": row["device"], "phase": phase, "took": short((end - start) / scale),
+            "from": short((start - zero) / scale), "to": short((end - zero) / scale),
+            "counted": f"no: {row['dropped']}" if row["dropped"] else "yes",
+        }
+        for row in shown
+        for phase, start, end in zip(PHASES, row["times"], row["times"][1:], strict=False)
+    ]  # fmt: skip
+    axis = {"labels": len(shown) <= 40, "ticks": False, "domain": False, "labelLimit": 120}
+    colour = {
+        "field": "phase", "type": "nominal", "title": None, "scale": {"domain": PHASES}, "legend": {"orient": "bottom"},
+    }  # fmt: skip
+    took = {"took": name, "counted": "counted"}
+    return {
+        "data": {"values": rows},
+        "width": width,
+        "height": max(height, 9 * len(shown)),
+        "mark": {"type": "bar", "height": {"band": 0.8}, "minBandSize": 1},
+        "encoding": {
+            "y": ordinal("client", "clients, by arrival", sort=None, axis=axis),
+            "x": quantity("from", f"{name} on the devices, since the first began"),
+            "x2": {"field": "to"},
+            "color": colour,
+            "opacity": {"condition": {"test": "datum.counted !== 'yes'", "value": 0.35}, "value": 1},
+            "tooltip": tips(client="client", device="device", phase="what", **took),
+        },
+    }
 
 
 def difference(run: Content, base: Content, *, width: int = PAGE, height: int = 170) -> Spec:

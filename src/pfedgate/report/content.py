@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from pfedgate import __version__
 from pfedgate.config.recipe import essence
 from pfedgate.core.errors import unknown, warn
+from pfedgate.core.kinds import Metric
 from pfedgate.engine import metrics
 from pfedgate.report import tables, verdict
 from pfedgate.report.gate_facts import data_key, data_kind, gates_of, partition_of
@@ -65,6 +67,7 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
     entries = [_run(run, label) for run, label in zip(runs, labels, strict=True)]
     keys = [data_key(run) for run in runs]
     leagues = leagues_of(entries, keys)
+    common_target(entries, leagues, runs[0].metric)
     shared = {key: _partition([run for run, own in zip(runs, keys, strict=True) if own == key]) for key in set(keys)}
     partitions: list[Content] = []
     for at, (entry, key) in enumerate(zip(entries, keys, strict=True)):
@@ -118,6 +121,22 @@ def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | No
     ]
 
 
+def common_target(entries: Sequence[Content], leagues: Sequence[int | None], metric: Metric) -> None:
+    """Count rounds to 90 % of the best score in a league: a run that never gets far would reach its own best soon.
+
+    A run in no league, such as one that has not ended, has no such number.
+    """
+    for league in set(leagues):
+        rivals = [entry for entry, own in zip(entries, leagues, strict=True) if own == league]
+        curves = [list(zip(e["curves"]["round"], e["curves"]["accuracy"], strict=True)) for e in rivals]
+        scores = [score for curve in curves for _, score in curve if score is not None]
+        for entry, curve in zip(rivals, curves, strict=True):
+            reached = (
+                metrics.rounds_to(0.9, curve, metric, metric.best(scores)) if scores and league is not None else None
+            )
+            entry["summary"]["rounds_to_90"] = reached
+
+
 def _partition(runs: Sequence[Run]) -> tuple[Content | None, str]:
     """The data that some runs share, from the first that finds it: each may look for it at another place."""
     places = {repr(run.recipe.data): run for run in reversed(runs)}
@@ -160,6 +179,7 @@ def _run(run: Run, label: str) -> Content:
         },
         "clients": [_client(row) for row in rows if row["point"] == "after_broadcast"],
         "novel": [_client(row) for row in rows if row["point"] == "novel"],
+        "fleet": fleet(run) if recipe.fleet.devices else None,
         "gates": gates,
         "no_gates": no_gates,
         "config": recipe.toml(comments=False),
@@ -175,18 +195,49 @@ def _client(row: Mapping[str, Any]) -> Content:
 
 
 def curves(run: Run) -> Content:
-    """Scores at evaluated rounds, with all bytes and seconds of training spent until then."""
+    """Scores at evaluated rounds, with all FLOPs, bytes and seconds until then; on a fleet virtual time and energy."""
     seconds = {line["round"]: line["seconds"] for line in run.timing}
-    spent = {"bytes": 0.0, "seconds": 0.0}
+    spent = {"flops": 0.0, "bytes": 0.0, "seconds": 0.0}
+    spent |= {"virtual": 0.0, "joules": 0.0} if run.recipe.fleet.devices else {}
     columns: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
         spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
+        spent["flops"] += record.get("flops") or 0
         spent["seconds"] += seconds.get(record["round"], 0.0)
+        if "virtual_seconds" in record:
+            spent |= {"virtual": record["virtual_seconds"], "joules": spent["joules"] + record["joules"]}
         if "after_broadcast" in record:
             scores = {name: record["after_broadcast"].get(name) for name in CURVES}
             for name, value in {"round": record["round"], **spent, **scores}.items():
                 columns[name].append(value)
     return columns
+
+
+def fleet(run: Run) -> Content | None:
+    """Who took how long in the last round, on which device, and how often each client came too late."""
+    lines = [line for line in run.participation if "began" in line]
+    if not lines:
+        return None
+    last = [line for line in lines if line["round"] == lines[-1]["round"]]
+    rows = []
+    for line in sorted(last, key=lambda line: (line["began"] + line["seconds"], line["client"])):
+        down, up = line["began"] + line["download"], line["began"] + line["seconds"] - line["upload"]
+        times = [line["began"], down, up, line["began"] + line["seconds"]]
+        rows.append({"client": line["client"], "device": line["device"], "times": times, "dropped": dropped(line)})
+    late = Counter(line["client"] for line in lines if dropped(line))
+    return {
+        "round": last[0]["round"], "rows": rows, "policy": run.recipe.fleet.policy, "asked": len(lines),
+        "late": [list(pair) for pair in late.most_common()], "clients": len({line["client"] for line in lines}),
+    }  # fmt: skip
+
+
+def dropped(line: Mapping[str, Any]) -> str:
+    """Why an update does not count: "late", "stale", or nothing.
+
+    >>> dropped({"late": 1}), dropped({})
+    ('late', '')
+    """
+    return next((why for why in ("late", "stale") if line.get(why)), "")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -45,7 +45,6 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
     content["over_rounds"] = _over_rounds(lines)
     content["changes"] = _changes(lines)
     content["reason"] = reason
-    content["from_labels"] = starts_at_labels(run)
     return content, ""
 
 
@@ -68,12 +67,6 @@ def masks_of(clients: Sequence[str], kept: Sequence[str]) -> Content:
         "distance": round(distance, 3),
         "groups": sorted(groups.values(), key=len, reverse=True),
     }
-
-
-def starts_at_labels(run: Run) -> bool:
-    """Whether gates were given the frequencies of their clients' classes before they learnt anything."""
-    options = run.recipe.algorithm.options
-    return options.get("start") == "labels" and options.get("gate.init") != "ones" and options.get("variant") is None
 
 
 def _lines(run: Run) -> list[Content]:

@@ -81,6 +81,11 @@ def render(content: Content) -> str:
             _grid(drawn["clients"]) + (_folded("All clients as a table", table) if table else ""),
         ),
         "cost": ("Cost", "How much of the model clients compute with, and what they send.", _grid(drawn["cost"])),
+        "fleet": (
+            "Devices",
+            "A virtual clock counts what FLOPs and bytes would take on each client's device.",
+            _grid(drawn["fleet"]),
+        ),
         "gates": (
             "Gates",
             "A private gate looks at a client's data, gives every block of the shared model a weight (M) and an "

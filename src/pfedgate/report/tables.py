@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pfedgate.core.kinds import METRICS, Metric
+from pfedgate.engine.checkpoint import plain
 from pfedgate.runs.progress import clock, scaled, size
 
 
@@ -55,9 +56,10 @@ COLUMNS = (
     Column("best_bottom_decile", "its bottom decile, %", percent, max, "in the round best on validation"),
     Column("accuracy_after_local", "after local, %", percent, max, "after a further local epoch"),
     Column("novel", "novel clients, %", percent, max, "clients never seen in training"),
-    Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the run's own best accuracy"),
+    Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the best accuracy among the runs compared"),
     Column("density", "share used", "{:.3f}".format, min, "of the model's parameters, at prediction (density)", False),
     Column("q_training", "share sent", "{:.3f}".format, min, "of the model, back to the server, mean over rounds (q)"),
+    Column("epsilon", "privacy ε", "{:.3g}".format, min, "of a client; less is more private (its δ: Settings)", False),
     Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised", unit="B"),
     Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised", False, unit="B"),
     Column("flops", "compute", lambda n: scaled(n, "FLOP"), min, "local training, all clients and rounds", unit="FLOP"),
@@ -228,14 +230,14 @@ def markdown(table: Mapping[str, Any]) -> str:
 
 
 def as_csv(table: Mapping[str, Any]) -> str:
-    """Full values, not the rounded ones shown, in the units that the head says."""
+    """Full values, not the rounded ones shown, in the units that the head says; names are no formulas."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([table["first"], *(column.get("plain", column["title"]) for column in table["head"])])
+    writer.writerow([table["first"], *(plain(column.get("plain", column["title"])) for column in table["head"])])
     for row in table["rows"]:
         scales = [column.get("times", 1) for column in table["head"]]
         values = [cell["value"] for cell in row["cells"]]
         # None is an empty cell; a share times 100 gets no digits that it did not have.
         cells = [v if v is None or t == 1 else float(f"{v * t:.10g}") for v, t in zip(values, scales, strict=True)]
-        writer.writerow([row["name"], *cells])
+        writer.writerow([plain(row["name"]), *cells])
     return file.getvalue()

@@ -32,7 +32,7 @@ from pfedgate.core.kinds import METRICS, Metric, right
 from pfedgate.core.state import digest
 from pfedgate.core.types import State
 from pfedgate.engine import files
-from pfedgate.engine.checkpoint import FORMULAS, header
+from pfedgate.engine.checkpoint import header, unmarked
 from pfedgate.engine.files import DamagedError, write_atomically
 from pfedgate.engine.store import DiskStore
 from pfedgate.runs.environment import environment, other_bits
@@ -259,5 +259,5 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _number(name: str, cell: str) -> Any:
     if name in ("client", "point"):
-        return cell[1:] if cell[:1] == "'" and cell[1:].startswith(FORMULAS) else cell
+        return unmarked(cell)
     return float(cell) if cell else None

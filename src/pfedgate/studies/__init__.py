@@ -33,6 +33,7 @@ def reproduce(
     over: Sequence[Mapping[str, Any]] = (),
     recipes: str | Path | None = None,
     only_pages: bool = False,
+    on: str = "",
     watch: Callable[[Sweep, str | None], None] = lambda sweep, label: None,
 ) -> list[Path]:
     """Run missing cells of some studies and write their pages; returns the files written.
@@ -43,10 +44,11 @@ def reproduce(
     part      only these cells: "1/4" (of four machines, the first), or a pattern such as "cifar10*fedavg"
     over      settings that go over every cell
     only_pages  run nothing: pages of the finished cells, which say how many are missing
+    on        "ray": on the nodes of a Ray cluster instead of `workers` processes here
     """
     folder, size = None if recipes is None else Path(recipes), scale_of(scale)
     declared = select(studies, size)
-    campaign = Campaign(size, Path(out) / scale, tuple(worlds), tuple(over), folder, part, workers)
+    campaign = Campaign(size, Path(out) / scale, tuple(worlds), tuple(over), folder, part, workers, on)
     from pfedgate.studies import page  # measuring loads torch's profiler: not in every worker
 
     cells = Sweep(campaign) if only_pages else sweep.run(declared, campaign, watch)

@@ -27,9 +27,10 @@ from pfedgate.engine.checkpoint import FolderBusy
 from pfedgate.engine.endpoint import Endpoint, Scored
 from pfedgate.engine.files import write_atomically
 from pfedgate.engine.metrics import Record
-from pfedgate.engine.roster import Roster
+from pfedgate.engine.roster import Roster, clock_of
 from pfedgate.engine.server import one_thread
 from pfedgate.engine.store import MemoryStore
+from pfedgate.report import paired
 from pfedgate.runs import folder as runfolder
 from pfedgate.runs import gates
 from pfedgate.runs.folder import Run
@@ -218,5 +219,16 @@ def gate_tree(run: Run) -> Record:
     return {"tree": {**record, **tree([s.gate for s in seen])}}
 
 
-LOOKS: Mapping[str, Callable[[Run], Record]] = {"points": points, "global": global_model, "tree": gate_tree}
+def weakest(run: Run) -> Record:
+    """The accuracy of the third of the clients whose devices compute slowest, after the last round."""
+    plan = experiment.plan(run.recipe)
+    fleet, clients = clock_of(plan.federation, plan.options).fleet, paired.scores(run)
+    slow = sorted(clients, key=lambda client: (fleet.device(client).gflops, client))[: -(-len(clients) // 3)]
+    hits = sum(clients[client][0] * clients[client][1] for client in slow)
+    return {"weakest_third": hits / max(1.0, sum(clients[client][0] for client in slow))}
+
+
+LOOKS: Mapping[str, Callable[[Run], Record]] = {
+    "points": points, "global": global_model, "tree": gate_tree, "weakest": weakest,
+}  # fmt: skip
 ALWAYS = ("tree",)  # Every gated cell is looked at so when it ends. The others cost more, so studies ask for them.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pfedgate.engine.metrics import Record
+from pfedgate.engine.metrics import Record, rounds_to
 from pfedgate.report.paired import Clients, Difference, paired, scores
 from pfedgate.runs.folder import Run
 from pfedgate.studies.cells import Cell, look, seconds_of
@@ -71,14 +71,28 @@ class Outcomes:
         """The same with the seeds."""
         values = {}
         for seed in sorted(seed for r, c, seed in self.runs if (r, c) == (row, column)):
-            value = _value(self.numbers(self.runs[row, column, seed]), number)
+            first = self.runs.get((self.study.rows[0].name, column, seed))
+            value = self._value(self.runs[row, column, seed], first, number)
+            if number.key == "rounds_to_90":
+                value = self._rounds_to_90(row, column, seed)
             if value is not None and number.over_first:
-                first = self.runs.get((self.study.rows[0].name, column, seed))
-                base = _value(self.numbers(first), number) if first is not None else None
+                base = self._value(first, first, number)
                 value = value / base if base else None
             if value is not None:
                 values[seed] = value
         return values
+
+    def _value(self, run: Run | None, first: Run | None, number: Number) -> float | None:
+        if run is None or (number.reach and first is None):
+            return None
+        if number.reach and first is not None:
+            return reach(run.metrics, number.key, self.numbers(first)["val"])
+        return _value(self.numbers(run), number)
+
+    def _rounds_to_90(self, row: str, column: str, seed: int) -> float | None:
+        """Rounds to 90 % of the best accuracy that any row reaches on the same data: one target for all."""
+        curves = {r: run.curve("accuracy") for (r, c, s), run in self.runs.items() if (c, s) == (column, seed)}
+        return rounds_to(0.9, curves[row], best=max(score for curve in curves.values() for _, score in curve))
 
     def validation(self, row: str, column: str) -> float:
         """Mean over seeds of the best accuracy on validation data: what rows may be ranked by."""
@@ -132,6 +146,7 @@ def _numbers(run: Run, study: Study) -> Record:
     # A method without a density uses the whole model.
     numbers["density"] = numbers.get("density") or numbers.get("density_training") or 1.0
     numbers["seconds"] = seconds_of(run)
+    numbers["late"] = sum(record.get("dropped", 0) for record in records) / clients
     curve = [r["after_broadcast"].get("val_accuracy") for r in records if "after_broadcast" in r]
     numbers["val"] = max((score for score in curve if score is not None), default=math.nan)
     seen = look(run, study.look) if study.look else {}
@@ -143,6 +158,28 @@ def _numbers(run: Run, study: Study) -> Record:
     return numbers | {"clients": seen[study.point]["clients"]}
 
 
+CUMULATIVE = ("virtual_seconds",)  # the rest of a round's numbers are of that round alone
+
+
+def reach(records: Sequence[Record], key: str, target: float) -> float:
+    """What a run needs of something until its accuracy on validation data is the target; infinity if never.
+
+    >>> score = {"after_broadcast": {"val_accuracy": 0.5}}
+    >>> reach([{"bytes_up": 3}, {"bytes_up": 4, **score}], "bytes_up", 0.5), reach([score], "bytes_up", 0.6)
+    (7.0, inf)
+    """
+    used = 0.0
+    for record in records:
+        if key in CUMULATIVE:
+            used = float(record.get(key, 0.0))
+        else:
+            used += record.get(key, 0.0)
+        score = record.get("after_broadcast", {}).get("val_accuracy")
+        if score is not None and score >= target:
+            return used
+    return math.inf
+
+
 def spread(values: Sequence[float]) -> dict[str, Any] | None:
     """Mean, deviation (of a sample) and the values.
 
@@ -151,7 +188,8 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
     """
     if not values:
         return None
-    deviation = statistics.stdev(values) if len(values) > 1 else None
+    finite = len(values) > 1 and all(map(math.isfinite, values))
+    deviation = statistics.stdev(values) if finite else None
     return {"mean": statistics.fmean(values), "std": deviation, "values": list(values)}
 
 

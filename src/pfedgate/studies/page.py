@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import textwrap
 import time
@@ -196,6 +197,8 @@ def _cell(outcomes: Outcomes, row: str, column: str, number: Number) -> Record:
     values = spread(outcomes.values(row, column, number))
     if values is None:
         return EMPTY
+    if number.reach and values["mean"] == math.inf:
+        return {**EMPTY, "text": "never"}
     text = number.show(values["mean"])
     if values["std"] is not None and number.show is percent:  # Costs of a round hardly vary; JSON has their deviation.
         text += f" ± {number.show(values['std'])}"

@@ -15,6 +15,7 @@ from pfedgate.core.errors import unknown, warn
 from pfedgate.studies import declare
 from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
 from pfedgate.studies.domains import DOMAINS
+from pfedgate.studies.fleets import FLEET
 
 MIXED = {"0.5": 0.5, "0.1": 0.5}  # half the clients at .5, half at .1
 
@@ -50,8 +51,8 @@ def ablated(name: str, switch: str, value: Any) -> Row:
 
 # Names of methods as papers print them; a method without one goes by its own.
 TITLES = {
-    "local_only": "Local", "fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "fedprox": "FedProx", "fedavgm": "FedAvgM",
-    "fedadam": "FedAdam", "fedyogi": "FedYogi", "pfedme": "pFedMe", "lg_fedavg": "LG-FedAvg", "ditto": "Ditto",
+    "local_only": "Local", "fedavg": "FedAvg", "fedavg_ft": "FedAvg-FT", "fedprox": "FedProx",
+    "pfedme": "pFedMe", "lg_fedavg": "LG-FedAvg", "ditto": "Ditto",
     "fedem": "FedEM", "fedrep": "FedRep", "fedper": "FedPer", "fedbn": "FedBN", "per_fedavg": "Per-FedAvg",
     "knn_per": "kNN-Per", "apfl": "APFL", "fedmask": "FedMask", "heterofl": "HeteroFL", "pfedhn": "pFedHN",
     "mean_reg_mtl": "mean-regularised MTL", "feddbe": "FedDBE", "fedrod": "FedRoD", "fedala": "FedALA",
@@ -98,14 +99,20 @@ CONTROLS = (
     Row("FedAvg, larger start", "fedavg", {"train.correction": "none"}, tuned="fedavg_large"),
     Row("FedAvg + shift", "fedavg", {"train.shift": True}, tuned="fedavg_shift"),
 )
-ROWS_BY_HAND = ("fedavg", "heterofl", "fedmask", "fedmd", "pfedgate")  # and public data, for one table alone
+WITHIN = tuple(name for name in ("fedrolex", "fjord", "fiarse", "dispfl") if name in algorithms.names())
+ROWS_BY_HAND = (*WITHIN, "fedavg", "heterofl", "fedmask", "fedmd", "pfedgate")  # and public data, for one table alone
 BASELINES = (
     FEDAVG,
+    *(
+        Row(name, "fedavg", {"server.optimiser": optimiser}, tuned=name.lower())
+        for name, optimiser in (("FedAvgM", "momentum"), ("FedAdam", "adam"), ("FedYogi", "yogi"))
+    ),
     *(row(name) for name in algorithms.names() if name not in ROWS_BY_HAND),
     Row(
         "FedRep, 10 + 5 epochs", "fedrep", {"algorithm.head_epochs": 10, "algorithm.body_epochs": 5},
         tuned="fedrep_10_5",
     ),
+    *(Row(f"{TITLES[m]}, s = {s:g}", m, {"clients.budget": s}) for m in WITHIN for s in (0.5, 0.3)),
     fedmask(0.5), HETEROFL, heterofl(0.5), heterofl(0.3), heterofl(0.15),
 )  # fmt: skip
 # The strongest dense methods on networks as cheap as the gates': evenly narrow, and in the shape of the common mask.
@@ -280,7 +287,7 @@ STUDIES = (
         (EMNIST, FEMNIST, CIFAR10, CIFAR100),
         (Number("rounds_to_90", "T₀.₉, rounds", "{:.0f}".format, min), ACC),
         matrix=True,
-        note="The first evaluated round that reaches 90 % of a run's own best accuracy.",
+        note="The first evaluated round that reaches 90 % of the best accuracy of all rows on the same data.",
     ),
     Study(
         "table10",
@@ -400,6 +407,7 @@ STUDIES = (
         note="Step time is measured one client at a time, methods in turn, on one thread.",
     ),
     DOMAINS,
+    FLEET,
 )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import shutil
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +78,7 @@ class Campaign:
     recipes: Path | None = None
     part: str = ""  # see `share`
     workers: int = 1
+    on: str = ""  # "ray": jobs run on the nodes of a cluster, and their files come back
     _cells: dict[tuple[str, ...], Cell] = field(default_factory=dict, repr=False)  # recipes take a while to resolve
 
     def folder(self, place: Place) -> Path:
@@ -158,6 +161,7 @@ TUNED_WITH: Mapping[str, Settings] = {
     "pfedgate": {"clients.budget": 0.5, "algorithm.resources": "all"},
     "heterofl": {"clients.budget": 0.5, "algorithm.level": "none"},
     "fedmask": {"algorithm.density": 0.5},
+    **{name: {"clients.budget": 0.5} for name in ("fedrolex", "fjord", "fiarse", "dispfl")},
 }
 
 
@@ -221,6 +225,49 @@ def work(job: Work, tick: Callable[[], None] = lambda: None) -> float:
     return time.perf_counter() - began
 
 
+Files = dict[str, bytes]  # by their paths within the folder that holds a job's own
+
+
+def _files(root: Path, folder: Path) -> Files:
+    """A job's folder, and the file of its name that a search leaves."""
+    paths = [*folder.rglob("*"), folder.with_suffix(".json")]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+
+
+def _write(root: Path, files: Files) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _away(packed: tuple[Work, Files]) -> tuple[float, Files]:
+    """On a node of a cluster: a job in a folder there, and the files that it leaves."""
+    job, files = packed
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        _write(root, files)
+        there = replace(job, folder=root / job.folder.name)
+        return work(there), _files(root, there.folder)
+
+
+def _home(job: Work, future: Future[tuple[float, Files]]) -> Future[float]:
+    """The files of a job that ended elsewhere are written here."""
+    done: Future[float] = Future()
+    try:
+        seconds, files = future.result()
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=job.folder.parent) as place:
+            _write(Path(place), files)
+            shutil.rmtree(job.folder, ignore_errors=True)  # of an earlier attempt, whose files have been there and back
+            for path in sorted(Path(place).iterdir(), key=lambda path: path.is_file()):  # a search's file comes last
+                path.replace(job.folder.parent / path.name)
+        done.set_result(seconds)
+    except Exception as error:
+        done.set_exception(error)
+    return done
+
+
 @dataclass
 class Sweep:
     """The work of a campaign: what waits, what runs, and how much has ended or failed."""
@@ -256,9 +303,16 @@ class Sweep:
 
     def run(self, work: Callable[..., float] = work) -> None:
         """All that waits. A cell that fails does not stop the others."""
-        ended: Iterator[tuple[Work, Future[float]]] = completed(
-            work, self._draw, workers=self.campaign.workers, tick=lambda: self.watch(self, None)
-        )
+        ended: Iterator[tuple[Work, Future[float]]]
+        if self.campaign.on == "ray":
+            from pfedgate.engine.cluster import spread  # Ray, only where it is asked for
+
+            ended = (
+                (job, _home(job, future))
+                for (job, _), future in spread(_away, self._packed, lambda: self.watch(self, None))
+            )
+        else:
+            ended = completed(work, self._draw, workers=self.campaign.workers, tick=lambda: self.watch(self, None))
         for job, future in ended:
             self.running.remove(job)
             self.done += 1
@@ -274,6 +328,11 @@ class Sweep:
             return None
         self.running.append(self.waiting.pop(0))
         return self.running[-1]
+
+    def _packed(self) -> tuple[Work, Files] | None:
+        """The next job, with the files that an earlier attempt has left."""
+        job = self._draw()
+        return None if job is None else (job, _files(job.folder.parent, job.folder))
 
     @property
     def share(self) -> float:

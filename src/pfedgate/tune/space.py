@@ -130,14 +130,17 @@ CARE = {
 }
 
 
+SERVER = {"server.lr": (0.01, 0.03, 0.1, 0.3, 1.0)}  # where the server has an optimiser of its own
+
+
 def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None, *, care: bool = False) -> Space:
     """The space for the method of a recipe: the usual one, with what the task offers (`care`), `params` over it.
 
     Settings of [algorithm] that another method has are left out here; `checked` sees to it that some method has them.
 
     >>> from pfedgate.config.recipe import resolve
-    >>> {name: str(values) for name, values in space_of(resolve({"algorithm": "ditto"})).items()}
-    {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.lam': '0.05, 0.1, 0.5, 0.8'}
+    >>> {name: str(values) for name, values in space_of(resolve({"algorithm": "fedprox"})).items()}
+    {'train.lr': '0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5', 'algorithm.mu': '0.01, 0.05, 0.1, 0.5, 1.0'}
     """
     method = recipe.algorithm.name
     grid = {f"algorithm.{name}": values for name, values in algorithms.get(method).grid.items() if len(values) > 1}
@@ -145,7 +148,13 @@ def space_of(recipe: Recipe, params: Mapping[str, Axis] | None = None, *, care: 
         numbers = {name: tuple(v for v in values if v is not None) for name, values in grid.items()}
         grid = {name: values if len(numbers[name]) < 2 else numbers[name] for name, values in grid.items()}
     space: Space = {
-        name: choices(values) for name, values in {"train.lr": RATES, **grid, **(CARE if care else {})}.items()
+        name: choices(values)
+        for name, values in {
+            "train.lr": RATES,
+            **grid,
+            **(SERVER if recipe.server.optimiser != "none" else {}),
+            **(CARE if care else {}),
+        }.items()
     }
     for name, axis in (params or {}).items():
         section, _, key = name.partition(".")

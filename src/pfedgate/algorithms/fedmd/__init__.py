@@ -122,7 +122,12 @@ class FedMD(Algorithm):
         """Scores of the shape that all clients send, and nothing else."""
         if set(update.shared) - {SCORES}:
             return f"only {SCORES!r} may be sent, got {sorted(update.shared)}"
-        return super().check(got, update) if SCORES in got else None
+        if SCORES in got:
+            return super().check(got, update)
+        scores = update.shared.get(SCORES)  # in the first round the merger compares them with each other
+        if scores is not None and (scores.dtype is not torch.float32 or scores.ndim < 2):
+            return f"{SCORES!r} is {scores.dtype} {tuple(scores.shape)}: one row of float32 for each sample is expected"
+        return None
 
     def _task(self, card: Card) -> Task:
         if not self.architectures:

@@ -271,6 +271,6 @@ def fold(norm: Any, mean: Tensor, var: Tensor) -> None:
     seen, running_mean, running_var = norm.batches_seen.add_(1), norm.running_mean, norm.running_var
     # A client sees a handful of batches per round. A plain moving average would still be mostly its arbitrary
     # start when the model is first evaluated, so the first batches are averaged evenly.
-    step = max(MOMENTUM, 1 / int(seen))
+    step = seen.to(mean.dtype).reciprocal().clamp(min=MOMENTUM)  # no number: stacked clients each have their own
     running_mean.add_((mean - running_mean).mul_(step))
     running_var.add_((var - running_var).mul_(step))

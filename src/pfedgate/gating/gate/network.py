@@ -209,7 +209,9 @@ class Gate(nn.Module):
         warn(
             f"the gate has {size:,} parameters, {size / self.model_size:.1%} of the model's "
             f"{self.model_size:,} (wanted: at most {config.max_share:.1%}), from {reader.features} features "
-            f"and {self.blocks} blocks: use fewer blocks, a smaller pool or paths=1, or raise gate.max_share",
+            f"and {self.blocks} blocks: use fewer blocks (blocks=...), a smaller gate (gate={{'pool': 1}}, "
+            f"gate={{'paths': 1}}), or gate={{'max_share': {math.ceil(100 * size / self.model_size) / 100}}}; "
+            f"in a recipe these are algorithm.blocks, algorithm.gate.pool, .paths and .max_share",
         )
         return reader
 

@@ -219,8 +219,8 @@ def _check_feasible(costs: CostModel, limits: Mapping[str, float]) -> None:
     if over:
         raise InfeasibleBudget(
             "the blocks that are always kept alone exceed the budget: " + "; ".join(parts) + ". "
-            "Raise the budget to at least that, or keep less always (a smaller first block: smallest=...; finer "
-            "blocks; fewer layers that are kept whole).",
+            "Raise the budget to at least that, or keep less always (a smaller first block: smallest=..., in a recipe "
+            "algorithm.smallest; finer blocks; fewer layers that are kept whole).",
             over,
         )
 
