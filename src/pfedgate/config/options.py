@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any, Literal
 
 from pfedgate import algorithms, models
+from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
 from pfedgate.core.privacy import Privacy
@@ -176,6 +177,7 @@ class Deploy:
 
 FIXED: dict[str, type[Any]] = {
     "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim, "privacy": Privacy,
+    "attack": Attack,
     "evaluate": Evaluate, "run": Session, "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
@@ -189,6 +191,7 @@ SECTIONS = (
     "fleet",
     "server",
     "privacy",
+    "attack",
     "evaluate",
     "run",
     "deploy",

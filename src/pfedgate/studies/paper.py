@@ -13,6 +13,7 @@ from typing import Any
 from pfedgate import algorithms
 from pfedgate.core.errors import unknown, warn
 from pfedgate.studies import declare
+from pfedgate.studies.attacks import ATTACKS
 from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
 from pfedgate.studies.domains import DOMAINS
 from pfedgate.studies.fleets import FLEET
@@ -222,7 +223,7 @@ STUDIES = (
         ),
         (ACC, WORST),
         matrix=True,
-        drop=("all clients", "20 %"),
+        drops=(("all clients", "20 %"),),
     ),
     Study(
         "table4",
@@ -408,6 +409,7 @@ STUDIES = (
     ),
     DOMAINS,
     FLEET,
+    ATTACKS,
 )  # fmt: skip
 
 
