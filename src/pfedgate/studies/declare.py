@@ -29,9 +29,7 @@ class Row:
     settings: Settings = field(default_factory=dict)
     control: bool = False  # shown beside the others, on no side of a claim that does not name it
     tuned: str = ""  # the search whose settings it takes; by default its method's
-    narrow: tuple[str, float] | None = (
-        None  # trained densely on a network as cheap as a gate's: see `controls.settings`
-    )
+    narrow: tuple[str, float] | None = None  # trained densely, as cheap as a gate: `controls.settings`
 
 
 @dataclass(frozen=True)
