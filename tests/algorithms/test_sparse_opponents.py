@@ -17,7 +17,7 @@ from pfedgate import models
 from pfedgate.algorithms import build, elements
 from pfedgate.algorithms.dispfl import MASK, DisPFL, erk
 from pfedgate.algorithms.elements import BITS, VALUES, EntryMean
-from pfedgate.algorithms.fedmask.masks import unpack_bits
+from pfedgate.algorithms.fedmask.structures import unpack_bits
 from pfedgate.algorithms.fiarse import FIARSE
 from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.state import equal, flat, pick

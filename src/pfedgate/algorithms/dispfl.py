@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from pfedgate.algorithms import elements, register
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms.elements import BITS, VALUES, EntryMean
-from pfedgate.algorithms.fedmask.masks import pack_bits, unpack_bits
+from pfedgate.algorithms.fedmask.structures import pack_bits, unpack_bits
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import module, skeleton
 from pfedgate.core.seeds import generator

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pfedgate.algorithms.fedmask.masks import pack_bits, unpack_bits
+from pfedgate.algorithms.fedmask.structures import pack_bits, unpack_bits
 from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.state import flat, pick, unflat
 from pfedgate.core.types import Budget, Card, State, Update
