@@ -53,7 +53,13 @@ def test_defaults_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize("section", FIXED)
 def test_every_default_has_a_reason(section: str) -> None:
-    said = {"deploy.nodes": 2, "task.metrics": ["loss"], "fleet.devices": "phones", "server.optimiser": "adam"}
+    said = {
+        "deploy.nodes": 2,
+        "task.metrics": ["loss"],
+        "fleet.devices": "phones",
+        "server.optimiser": "adam",
+        "privacy.level": "client",
+    }
     text = resolve(said).toml()
     for option in options_of(section).values():
         assert len(option.why) > 8, f"{section}.{option.name}"
@@ -168,9 +174,17 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 def test_sections_are_known_to_every_table() -> None:
-    said = {"deploy.nodes": 3, "task.kind": "language", "fleet.devices": "phones", "server.optimiser": "adam"}
+    said = {
+        "deploy.nodes": 3,
+        "task.kind": "language",
+        "fleet.devices": "phones",
+        "server.optimiser": "adam",
+        "privacy.level": "client",
+    }
     assert list(resolve(said).tables()) == list(SECTIONS)
-    assert not {"deploy", "fleet", "server", "task"} & set(resolve().tables())  # what a run in one place need not know
+    assert not {"deploy", "fleet", "privacy", "server", "task"} & set(
+        resolve().tables()
+    )  # what a run in one place need not know
 
 
 VALUES = st.recursive(

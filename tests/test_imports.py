@@ -38,7 +38,7 @@ SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
     "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx",
-    "onnxruntime", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme", "ray",
+    "onnxruntime", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme", "ray", "opacus",
 )  # fmt: skip
 
 

@@ -68,6 +68,8 @@ EXPECTED = {
     "ditto": (1, 1, 2),
     "fedrep": (0.975, 0.975, 1.34),  # all but the last layer; a head epoch is a forward pass
     "heterofl": (0.5, 0.5, None),
+    "fedrolex": (0.5, 0.5, None),
+    "fjord": (0.5, 0.5, None),
     "fedmask": (1 / 32 * 1280 / 53000, None, None),  # a bit for each weight of the last layer, and little else
 }
 

@@ -36,6 +36,7 @@ from pfedgate.data.federation import PARTS
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import NOVEL, Endpoint
+from pfedgate.engine.private import possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Callback, Options, choose_device
@@ -232,6 +233,7 @@ SEEN = 50  # clients of each group whose data is looked at before training begin
 def check(experiment: Experiment) -> None:
     """Refuse what could only fail, or silently go wrong, in training: labels, inputs and budgets that do not fit."""
     task, federation = experiment.algorithm.task, experiment.federation
+    possible(experiment.algorithm, experiment.options)
     choose_device(experiment.options.device)
     clients = [*federation.clients[:SEEN], *federation.novel[:SEEN]]
     parts = [(client, federation.part(client, name)) for client in clients for name in PARTS]

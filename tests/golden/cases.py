@@ -87,7 +87,11 @@ VARIATIONS: dict[str, Case] = {
     },
     "fedavg/fraction": {"algorithm": "fedavg", "clients.fraction": 0.5, "clients.agg_norm": "all"},
     "fedavg/plateau-adamw": {"algorithm": "fedavg", "train.optimiser": "adamw", "train.schedule": "plateau"},
-    "heterofl/mixed": {"algorithm": "heterofl", "clients.budget": [0.3, 1.0, 0.5, 0.7]},
+    **{
+        f"{name}/mixed": {"algorithm": name, "clients.budget": [0.3, 1.0, 0.5, 0.7]}
+        for name in ("heterofl", "fedrolex", "fjord")
+    },
+    "fedavg/server-yogi": {"algorithm": "fedavg", "server.optimiser": "yogi"},
     "fedem/refresh": {"algorithm": "fedem", "algorithm.refresh": True, "clients.novel": 0.25},
     "per_fedavg/novel": {"algorithm": "per_fedavg", "clients.novel": 0.25, "train.clip": 1.0},
     "fedrep/epochs": {"algorithm": "fedrep", "train.epochs": 2},

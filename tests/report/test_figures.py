@@ -172,7 +172,7 @@ def test_one_evaluated_round_is_drawn(content: dict) -> None:
 def test_figures(content: dict, tmp_path: Path) -> None:
     files = draw_all(content, tmp_path, "svg")
     assert [path.name for path in files] == [
-        "accuracy-rounds.svg", "accuracy-bytes.svg", "accuracy-seconds.svg", "clients-sorted.svg",
+        "accuracy-rounds.svg", "accuracy-flops.svg", "accuracy-bytes.svg", "accuracy-seconds.svg", "clients-sorted.svg",
         "clients-difference.svg", "density.svg", "q.svg", "uploaded.svg", "blocks.svg", "gate-M.svg", "gate-G.svg",
         "changes.svg", "tree.svg", "partition-0.svg",
     ]  # fmt: skip
@@ -199,7 +199,9 @@ def test_without_the_extra_the_error_names_the_remedy(tmp_path: Path, monkeypatc
 
 def test_figures_without_anything_to_show_are_left_out(content: dict) -> None:
     plain = {**content, "runs": [{**content["runs"][1], "baseline": None}], "baseline": None, "partitions": []}
-    assert set(figures(plain)) == {"accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients-sorted"}
+    assert set(figures(plain)) == {f"accuracy-{along}" for along in ("rounds", "flops", "bytes", "seconds")} | {
+        "clients-sorted"
+    }
 
 
 def test_a_tree_for_every_gated_run_and_a_picture_of_every_partition(content: dict) -> None:

@@ -5,7 +5,7 @@
     ```toml title="r.toml" the same, and it must be a recipe
     ```toml                must be a recipe
     ```sh                  every command is run (see `command`)
-    ```text                shows what something prints or looks like: nothing to run
+    ```text, ```bibtex     shows what something prints or looks like: nothing to run
 
 A block that cannot be run here says why: <!-- not run: needs a network --> on the line before it.
 """
@@ -100,7 +100,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), elsewhere(folder):
         for block in blocks(page):
-            if block.reason or block.language == "text":
+            if block.reason or block.language in ("text", "bibtex"):
                 continue
             try:
                 _run(block, names)

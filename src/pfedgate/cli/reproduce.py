@@ -15,7 +15,7 @@ from pfedgate.core.errors import unknown
 if TYPE_CHECKING:
     from pfedgate.studies import Sweep
 
-SCALES = "tiny|small|paper"
+SCALES = "tiny|quick|small|paper"
 
 
 @app.command()
@@ -24,7 +24,9 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="STUDY...", help="table1, …, figure-gates, pareto, or all.")
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, hours or days.")] = "tiny",
+    scale: Annotated[
+        str, typer.Option("--scale", metavar=SCALES, help="How large: seconds, an hour, many hours, days.")
+    ] = "tiny",
     cells: Annotated[
         str,
         typer.Option(

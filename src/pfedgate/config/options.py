@@ -24,6 +24,7 @@ from pfedgate.config import code
 from pfedgate.config.code import Code
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
+from pfedgate.core.privacy import Privacy
 from pfedgate.core.types import ServerOptim
 from pfedgate.data import (
     DATASETS,
@@ -180,11 +181,24 @@ class Deploy:
 
 
 FIXED: dict[str, type[Any]] = {
-    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim,
+    "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim, "privacy": Privacy,
     "evaluate": Evaluate, "run": Session, "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
-SECTIONS = ("data", "model", "task", "train", "algorithm", "clients", "fleet", "server", "evaluate", "run", "deploy")
+SECTIONS = (
+    "data",
+    "model",
+    "task",
+    "train",
+    "algorithm",
+    "clients",
+    "fleet",
+    "server",
+    "privacy",
+    "evaluate",
+    "run",
+    "deploy",
+)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from pfedgate.config.options import (
     usual,
 )
 from pfedgate.core.errors import RecipeError, unknown, warn
+from pfedgate.core.privacy import Privacy
 from pfedgate.core.types import Optim, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
@@ -125,6 +126,7 @@ class Recipe:
     clients: Clients = field(default_factory=Clients)
     fleet: Pace = field(default_factory=Pace)
     server: ServerOptim = field(default_factory=ServerOptim)
+    privacy: Privacy = field(default_factory=Privacy)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
     deploy: Deploy = field(default_factory=Deploy)
@@ -156,12 +158,13 @@ class Recipe:
             keep_best=self.run.keep_best,
             fleet=self.fleet,
             server=self.server,
+            privacy=self.privacy,
         )
 
     def tables(self) -> Tables:
         """Plain values, section by section; options that are None and sections that say nothing are left out."""
         tables: Tables = {}
-        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "deploy": Deploy()}
+        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "deploy": Deploy()}
         silent = {name for name, default in usual.items() if getattr(self, name) == default}
         for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)

@@ -8,6 +8,7 @@ previous.safetensors     the checkpoint before it, used if that one is damaged
 best.safetensors         the server's State that was best on validation; private/best beside it
 private/                 see `store`
 clients.csv, summary.json   written at the end
+noise.key                   with [privacy], until the end
 .lock                    held by the process that trains here
 
 A checkpoint is written when all that it refers to has reached the disk, and it holds digests of that. A folder may
@@ -44,6 +45,7 @@ from pfedgate.engine.store import COMMIT, DiskStore, pack_file
 FORMAT = 1
 FLIGHTS = "flights:"  # tensors in a checkpoint that are no part of the server's State
 LINES = ("metrics.jsonl", "participation.jsonl", "timing.jsonl")
+KEY = "noise.key"  # while a run with [privacy] goes on
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "'")
 SUMS = {"training_rounds", "training_bytes_up", "training_bytes_down", "training_flops"}  # in clients.csv, not means
 
@@ -69,7 +71,11 @@ def fingerprint(algorithm: Algorithm, options: Options) -> dict[str, str]:
         ("algorithm.", algorithm, algorithm.options()),
         ("task.", task, ("optim", "schedule", "batch", "epochs", "steps", "drop_last", "kind")),
         ("task.", task, ("initial_scale", "correction", "shift", "shift_lr")),
-        ("", options, ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet", "server")),
+        (
+            "",
+            options,
+            ("sample", "seed", "evaluate_every", "agg_norm", "budget", "stack", "fleet", "server", "privacy"),
+        ),
     ]
     if task.schedule.name in ("multi_step", "cosine"):
         groups.append(("", options, ["rounds"]))  # the schedule depends on it; a constant one may be continued
@@ -227,6 +233,20 @@ class RunFolder:
             raise DamagedError(f"{self.path / name} has {length - left} bytes, {length} are expected")
         return running
 
+    def key(self, fresh: bytes) -> bytes:
+        """The secret key of the run's noise: a resumed run draws the same, so that a round is told only once.
+
+        It is a file that only its owner reads, and goes when the run ends: nobody then can take the noise off.
+        """
+        path = self.path / KEY
+        if not path.exists():
+            write_atomically(path, fresh, sync=True, mode=files.PRIVATE)
+        with files.existing(path, os.O_RDONLY) as file:
+            key = file.read(len(fresh) + 1)
+        if len(key) != len(fresh):
+            raise DamagedError(f"{path} has {len(key)} bytes, {len(fresh)} are expected")
+        return key
+
     def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:
         """Append a round to the files of `LINES`."""
         lines = ([record], replies, [{"round": record["round"], **timing}])
@@ -290,3 +310,4 @@ class RunFolder:
         write_atomically(self.path / "clients.csv", file.getvalue().encode(), sync=True)
         summary["seconds"] = sum(json.loads(t)["seconds"] for t in (self.path / LINES[2]).read_text().splitlines())
         write_atomically(self.path / "summary.json", json.dumps(clean(summary), indent=2).encode(), sync=True)
+        (self.path / KEY).unlink(missing_ok=True)

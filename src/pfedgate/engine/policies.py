@@ -14,7 +14,6 @@ arrives when the clock says; what is in flight is part of the checkpoint.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -60,10 +59,16 @@ class Policy:
     sample: float | int
     clock: Clock | None = None
     now: float = 0.0  # virtual seconds since the run began
+    lottery: Callable[[Round], Sequence[Card]] | None = None  # draws in another way; it may draw nobody
 
     def arrivals(self, train: Train, server: State, round: Round) -> Iterator[Arrival]:
         """Draw, train and time the clients of a round; `now` is its end when all have arrived."""
-        yield from self.all_of(train(server, round, self.roster.draw(self.sample, round.seed, round.index)), round)
+        if self.lottery is None:
+            cards: Sequence[Card] = self.roster.draw(self.sample, round.seed, round.index)
+        else:
+            cards = self.lottery(round)
+        if cards:
+            yield from self.all_of(train(server, round, cards), round)
 
     def all_of(self, replies: Iterator[Reply], round: Round) -> Iterator[Arrival]:
         """Replies as they come; the last one to arrive ends the round."""
@@ -119,7 +124,7 @@ class Tiered(Policy):
         """Positions of the clients with training data, fast to slow, in classes of one size."""
         assert self.clock is not None
         able = np.flatnonzero(self.roster.sizes)
-        speeds = [self.clock.speed(self.roster.ids[at], int(self.roster.sizes[at])) for at in able]
+        speeds = [self.clock.speed(self.roster.ids[int(at)], int(self.roster.sizes[at])) for at in able]
         parts = np.array_split(able[np.argsort(speeds, kind="stable")], self.pace.tiers)
         return [part for part in parts if len(part)]
 
@@ -146,7 +151,7 @@ class Asynchronous(Policy):
         wanted = self.roster.wanted(self.sample)
         buffer = self.pace.buffer if self.pace.buffer >= 1 else self.pace.buffer * wanted
         busy = {arrival.reply.card.id for arrival, _ in self.flights}
-        free = np.delete(np.arange(len(self.roster)), [bisect_left(self.roster.ids, client) for client in busy])
+        free = np.delete(np.arange(len(self.roster)), [self.roster.ids.index(client) for client in busy])
         self.states[round.index] = server
         if wanted > len(busy) and self.roster.sizes[free].any():
             cards = self.roster.draw(wanted - len(busy), round.seed, round.index, among=free if busy else None)
@@ -163,7 +168,8 @@ class Asynchronous(Policy):
                 yield replace(arrival, dropped="stale", stale=stale)
             else:
                 card = arrival.reply.card
-                sent = [self.algorithm.send(self.states[at], card, round) for at in range(start, round.index + 1)]
+                then = replace(round, index=start)  # what is sent may depend on the round: a window that rolls
+                sent = [self.algorithm.send(self.states[at], card, then) for at in range(start, round.index + 1)]
                 moved = self.algorithm.rebase(update, sent, self.pace.staleness)
                 yield replace(arrival, reply=replace(arrival.reply, update=moved), stale=stale)
         oldest = min((start for _, start in self.flights), default=round.index + 1)

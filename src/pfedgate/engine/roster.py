@@ -6,7 +6,7 @@ import csv
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,9 @@ import torch
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
+from pfedgate.core.ids import Ids
 from pfedgate.core.modules import skeleton
+from pfedgate.core.privacy import Privacy
 from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation, ServerOptim
 from pfedgate.engine.endpoint import POINTS
@@ -49,6 +51,7 @@ class Options:
     keep_best: bool = True  # with a folder: keep the State that was best on validation
     fleet: Pace = field(default_factory=Pace)  # the clients' devices, and whom a round waits for
     server: ServerOptim = field(default_factory=ServerOptim)  # what the server makes of a round's mean
+    privacy: Privacy = field(default_factory=Privacy)  # how little the model tells of any one client
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.evaluate_every < 0 or self.checkpoint_every < 1:
@@ -77,12 +80,14 @@ class Roster:
     """Clients of a run, sorted by id, so that the order in which they were listed cannot matter."""
 
     def __init__(self, ids: Sequence[str], sizes: Sequence[int] | Ints, given: Sequence[Budget]) -> None:
-        order = np.argsort(np.array(ids, dtype=np.str_), kind="stable").tolist()
-        self.ids = [str(ids[at]) for at in order]
-        if len(set(self.ids)) != len(self.ids):
+        listed = Ids(ids)
+        order = listed.order
+        self.ids = listed if order is None else listed[order]
+        if bool(np.any(self.ids.names[:-1] == self.ids.names[1:])):
             raise ValueError("client ids must be different from each other")
-        self.sizes: Ints = np.asarray(sizes, dtype=np.int64)[order] if order else np.zeros(0, dtype=np.int64)
-        self._budgets = [given[at] for at in order]
+        numbers: Ints = np.asarray(sizes, dtype=np.int64)
+        self.sizes = numbers if order is None else numbers[order]
+        self._budgets = given if order is None else [given[at] for at in order.tolist()]
 
     @classmethod
     def of(cls, source: Federation | Cards, group: str, options: Options, algorithm: Algorithm | None = None) -> Roster:
@@ -103,8 +108,7 @@ class Roster:
             else:
                 given = [value for value, _ in zip(itertools.cycle(given[first:] or given), ids, strict=False)]
         if hasattr(source, "sizes") and hasattr(source, "ids"):  # at once where they are known without reading
-            by_id = dict(zip(source.ids, source.sizes("train").tolist(), strict=True))
-            sizes = [by_id[client] for client in ids]
+            sizes = source.sizes("train")[Ids(source.ids).places(Ids(ids))]
         else:
             sizes = [source.part(client, "train").n for client in ids]
         if given == DEVICE:
@@ -112,7 +116,7 @@ class Roster:
                 raise ValueError('clients.budget = "device" needs to know the devices: set fleet.devices')
             afford = affordable(algorithm, clock_of(source, options).fleet, options.fleet.deadline)
             return cls(ids, sizes, [afford(client, n) for client, n in zip(ids, sizes, strict=True)])
-        return cls(ids, sizes, budgets(given, ids, options.seed, others=[*source.clients, *source.novel]))
+        return cls(ids, sizes, budgets(given, ids, options.seed, others=itertools.chain(source.clients, source.novel)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -124,9 +128,14 @@ class Roster:
     def __iter__(self) -> Iterator[Card]:
         return (self.card(at) for at in range(len(self)))
 
+    @property
+    def able(self) -> Ints:
+        """Positions of the clients that have training data."""
+        return np.flatnonzero(self.sizes)
+
     def wanted(self, sample: float | int) -> int:
         """How many clients a round asks for; clients without training data do not count."""
-        able = int(np.count_nonzero(self.sizes))
+        able = len(self.able)
         if not able:
             raise ValueError("no client has training data")
         return min(able, sample if isinstance(sample, int) else max(1, int(sample * able)))
@@ -137,13 +146,13 @@ class Roster:
         `among` are the positions of the clients that may be drawn; default: all.
         """
         wanted = self.wanted(sample)
-        able = np.flatnonzero(self.sizes) if among is None else np.sort(among[self.sizes[among] > 0])
+        able = self.able if among is None else np.sort(among[self.sizes[among] > 0])
         generator = np.random.default_rng(key(seed, "sample", round))
         places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
         return [self.card(int(able[at])) for at in np.sort(places)]
 
 
-def budgets(spec: Any, ids: Sequence[str], seed: int = 0, others: Sequence[str] = ()) -> list[Budget]:
+def budgets(spec: Any, ids: Sequence[str], seed: int = 0, others: Iterable[str] = ()) -> list[Budget]:
     """One budget for every id, in their order; `others` are clients that a mapping may name, too.
 
     number          the same for all
@@ -245,8 +254,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def clock_of(source: Federation | Cards, options: Options) -> Clock:
     """The virtual clock of a run: every client of the federation has a device."""
-    clients = [*source.clients, *source.novel]
-    ids = [client.id if isinstance(client, Card) else client for client in clients]
+    if isinstance(source, Cards):
+        ids: Sequence[str] = [card.id for card in (*source.clients, *source.novel)]
+    else:
+        ids = [*source.clients, *source.novel] if len(source.novel) else source.clients
     return Clock(Fleet.of(options.fleet.devices, ids, options.seed), options.seed)
 
 

@@ -22,6 +22,7 @@ import torch
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import ClientError
+from pfedgate.core.robust import FOR_ALL, robust
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import under
 from pfedgate.core.types import Card, Federation, Round, State
@@ -30,6 +31,7 @@ from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
 from pfedgate.engine.endpoint import NOVEL, Endpoint, Reply, Scored, serve
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.policies import policy
+from pfedgate.engine.private import Guard, fresh_key
 from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster, clock_of
 from pfedgate.engine.server_step import SLOTS, ServerStep
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
@@ -132,11 +134,22 @@ class Engine:
         shared: bool,
     ) -> None:
         self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
+        rule = options.server.robust
+        if rule not in FOR_ALL and (algorithm.apart or options.agg_norm == "all"):
+            reason = algorithm.apart or "clients.agg_norm = 'all' counts absent clients as unchanged"
+            raise ValueError(
+                f"server.robust = {rule!r} is not for {algorithm.name or type(algorithm).__name__}: {reason}. "
+                f"Take one of {', '.join(FOR_ALL)}"
+            )
         self.roster = Roster.of(federation, "clients", options, algorithm)
         self.novel = Roster.of(federation, "novel", options, algorithm)
         clock = clock_of(federation, options) if options.fleet.devices else None
         self.policy = policy(options.fleet, algorithm, self.roster, options.sample, clock)
         self.step = ServerStep(options.server, algorithm)
+        self.guard: Guard | None = None
+        if options.privacy.level == "client":
+            self.guard = Guard(algorithm, options, self.roster, fresh_key(options.privacy, options.seed))
+            self.policy.lottery = self.guard.draw
         self.folder = None if folder is None else RunFolder(folder, resume=resume)
         self.start: Checkpoint | None = None
         self.store: Store = TemporaryStore() if shared else MemoryStore()
@@ -146,6 +159,8 @@ class Engine:
                 self.store = DiskStore.recover(self.folder.private, None)
             else:
                 self.store = DiskStore.recover(self.folder.private, start.commit, start.private, undo=start.undo)
+            if self.guard is not None:
+                self.guard.key = self.folder.key(self.guard.key)
 
     def run(self, reach: Exchange) -> Result:
         """All rounds, from the start or from the last checkpoint."""
@@ -180,6 +195,8 @@ class Engine:
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         task = self.algorithm.task
         summary = metrics.overall(history, task.metric)
+        if self.guard is not None:
+            summary |= {"epsilon": metrics.clean(self.guard.spent(len(history))), "delta": options.privacy.delta}
         novel: list[Scored] = []
         if history:
             round = self._round(len(history) - 1, history[:-1])
@@ -227,7 +244,8 @@ class Engine:
         record: Record = {"round": round.index + 1, "sampled": 0, "lr_factor": round.factor}
         record |= {"bytes_up": 0, "bytes_down": 0}
         with seeded(self.options.seed, "merge", round.index):
-            merger = self.algorithm.merger(server, round)
+            noisy = None if self.guard is None else self.guard.merger(server, round)  # it clips by itself
+            merger = noisy or robust(self.options.server, self.algorithm.merger(server, round))
             for arrival in self.policy.arrivals(train, server, round):  # draws, sends, trains, checks and times
                 reply, cost = arrival.reply, arrival.cost
                 client, update, reason = reply.card.id, reply.update, reply.reason or "no reply"
@@ -250,13 +268,19 @@ class Engine:
                     numbers.append(update.metrics)
                     line = {**update.metrics, **line}
                 lines.append(line)
-            if not numbers and not dropped:
+            if not numbers and not dropped and (self.guard is None or refusals):
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
-            if numbers:
+            if numbers or self.guard is not None:  # that nobody was drawn is hidden, too
                 server = self.step(server, merger.result())
+            for client, reason in getattr(merger, "refusals", ()):  # of updates that waited for others
+                refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
+            if clipped := getattr(merger, "clipped", 0):
+                record["clipped"] = clipped
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
         record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server
+        if self.guard is not None and noisy is not None:
+            record |= metrics.clean(self.guard.record(round.index + 1, noisy.norms))
         return server, record | ({"refusals": refusals} if refusals else {}), lines
 
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:

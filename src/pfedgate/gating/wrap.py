@@ -55,15 +55,24 @@ def gate(
 ) -> GatedModel:
     """Wrap a module with a gate that keeps every batch within a budget.
 
-    `example` is one batch, or its shape. `budget=0.3` binds parameters, FLOPs and activation bytes alike (where the
-    splitter can reduce them); `Budget(params=0.3)` is the paper's s. `split` says what a block is (see `splitters.py`),
-    `blocks` how many a layer has, `smallest` the least share of a layer that is always kept (s_min; with .1 more layers
-    can be cut into steps of four units, which run faster, but a tenth of all resources is out of reach then).
-    `keep_output` never drops an output, and weighs outputs in up to `output_blocks` blocks. `compensate` divides
-    weights by the root of the live share of their inputs ("sqrt"), by the share itself ("share") or not ("none").
-    `straight_through="kept"` gives only kept blocks a gradient of G, in either execution. `gate` holds the gate's own
-    switches (`GateConfig`), `generator` draws its first weights. `variant="paper"` is the published method, literally:
-    flat blocks, no compensation, and the gate of `GateConfig.paper`.
+    Args:
+        model: Any module; it stays your own, and its parameters are trained in place.
+        example: One batch, or its shape.
+        budget: A share of the dense model. One number binds parameters, FLOPs and activation bytes alike, where the
+            splitter can reduce them; `Budget(params=0.3)` is the paper's s.
+        split: What a block is: whole units ("unit"), other ways of `splitters.py`, or a function of your own.
+        blocks: How many blocks a layer has.
+        smallest: The least share of a layer that is always kept (s_min of the paper). With .1 more layers can be cut
+            into steps of four units, which run faster, but a tenth of all resources is out of reach then.
+        keep_output: Whether no output is ever dropped.
+        output_blocks: In how many blocks at most outputs are weighed when all are kept.
+        gate: The gate's own switches, as `GateConfig` or by name.
+        execution: "sliced" leaves dropped blocks out, "masked" multiplies them by zero, "auto" slices where exact.
+        compensate: What weights are divided by because inputs are missing: the root of the live share ("sqrt"), the
+            share itself ("share"), or nothing ("none").
+        straight_through: Which blocks have a gradient of their importance G: all ("full") or kept ones ("kept").
+        variant: "paper" is the published method, literally: flat blocks, no compensation, `GateConfig.paper`.
+        generator: Draws the gate's first weights.
 
     >>> import pfedgate, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))

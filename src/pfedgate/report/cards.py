@@ -50,6 +50,7 @@ class Card:
 
 ALONG = {
     "round": "Over rounds",
+    "flops": "Over compute",
     "bytes": "Over bytes sent and received",
     "seconds": "Over time of this computer",
     "virtual": "Over time on the clients' devices",
@@ -61,14 +62,13 @@ def learning(content: Content, wide: int = WIDE) -> list[Card]:
     """Metrics over rounds and all that is spent; nothing before the first evaluation."""
     cards = []
     for along, title in ALONG.items():
-        half = along != "round"
-        name = f"accuracy-{along}" if half else "accuracy-rounds"
+        name = "accuracy-rounds" if along == "round" else f"accuracy-{along}"
         specs = {
-            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=220 if half else 300)
+            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=240)
             for metric in charts.METRICS
         }
         views = [View(spec, choice=(metric,)) for metric, spec in specs.items() if spec]
-        cards += [Card(name, title, views, ("metric",), half)] if views else []
+        cards += [Card(name, title, views, ("metric",), half=True)] if views else []
     return cards
 
 

@@ -17,7 +17,9 @@ METRICS = {"accuracy": "accuracy, %", "bottom_decile": "bottom decile, %", "loss
 TIMES = ((5400, 3600, "hours"), (100, 60, "minutes"), (0, 1, "seconds"))
 ENERGIES = ((1e6, 1e6, "MJ"), (1e3, 1e3, "kJ"), (0, 1, "J"))
 SIZES = ((1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0, 1e3, "kB"))
+WORK = ((1e15, 1e15, "PFLOP"), (1e12, 1e12, "TFLOP"), (1e9, 1e9, "GFLOP"), (0, 1e6, "MFLOP"))
 ALONG = {  # units of what a curve may be drawn over, and words for the axis
+    "flops": (WORK, "{} computed by all clients"),
     "bytes": (SIZES, "{} sent and received by all clients"),
     "seconds": (TIMES, "{} of training"),
     "virtual": (TIMES, "{} on the clients' devices"),
@@ -110,8 +112,9 @@ def lines(
     `scale` goes over the scale of y. `under` and `over` are further layers.
     """
     xs = [value for row in rows for value in row["x"]]
-    axis = whole_ticks(xs, width) if x in ("round", "rank") else {"tickCount": max(4, width // 80)}
-    along = quantity(x, title or x, axis=axis, scale={"zero": False, "nice": False})
+    costs = x not in ("round", "rank")  # what is spent begins at nothing
+    axis = {"tickCount": max(4, width // 80)} if costs else whole_ticks(xs, width)
+    along = quantity(x, title or x, axis=axis, scale={"zero": costs, "nice": False})
     across = quantity("y", y, scale={"zero": False, "nice": True, "padding": 5, **(scale or {})}, axis={"tickCount": 6})
     runs = list(dict.fromkeys(row["run"] for row in rows))
     look = {"color": by_run(content, runs), "strokeDash": by_run(content, runs, range=DASHES)}
@@ -146,7 +149,7 @@ def lines(
 
 def curves(content: Content, along: str = "round", metric: str = "accuracy", **size: Any) -> Spec | None:
     """A metric over rounds or a name of `ALONG`; none before the first evaluation."""
-    runs = [run for run in content["runs"] if run["curves"].get(along)]
+    runs = [run for run in content["runs"] if any(run["curves"].get(along, ()))]
     if not runs:
         return None
     scale, x, title = 1.0, "round", "round"

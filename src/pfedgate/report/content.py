@@ -195,12 +195,14 @@ def _client(row: Mapping[str, Any]) -> Content:
 
 
 def curves(run: Run) -> Content:
-    """Scores at evaluated rounds, with all bytes, seconds and, on a fleet, virtual time and energy spent until then."""
+    """Scores at evaluated rounds, with all FLOPs, bytes and seconds until then; on a fleet virtual time and energy."""
     seconds = {line["round"]: line["seconds"] for line in run.timing}
-    spent = {"bytes": 0.0, "seconds": 0.0, **({"virtual": 0.0, "joules": 0.0} if run.recipe.fleet.devices else {})}
+    spent = {"flops": 0.0, "bytes": 0.0, "seconds": 0.0}
+    spent |= {"virtual": 0.0, "joules": 0.0} if run.recipe.fleet.devices else {}
     columns: dict[str, list[Any]] = {name: [] for name in ("round", *spent, *CURVES)}
     for record in run.metrics:
         spent["bytes"] += (record.get("bytes_up") or 0) + (record.get("bytes_down") or 0)
+        spent["flops"] += record.get("flops") or 0
         spent["seconds"] += seconds.get(record["round"], 0.0)
         if "virtual_seconds" in record:
             spent |= {"virtual": record["virtual_seconds"], "joules": spent["joules"] + record["joules"]}

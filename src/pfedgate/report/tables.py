@@ -59,6 +59,7 @@ COLUMNS = (
     Column("rounds_to_90", "rounds to 90 %", "{:.0f}".format, min, "of the best accuracy among the runs compared"),
     Column("density", "share used", "{:.3f}".format, min, "of the model's parameters, at prediction (density)", False),
     Column("q_training", "share sent", "{:.3f}".format, min, "of the model, back to the server, mean over rounds (q)"),
+    Column("epsilon", "privacy ε", "{:.3g}".format, min, "of a client; less is more private (its δ: Settings)", False),
     Column("bytes_up", "uploaded", size, min, "all clients and rounds, as serialised", unit="B"),
     Column("bytes_down", "downloaded", size, min, "all clients and rounds, as serialised", False, unit="B"),
     Column("flops", "compute", lambda n: scaled(n, "FLOP"), min, "local training, all clients and rounds", unit="FLOP"),

@@ -235,6 +235,21 @@ SMALL = Scale(
     not_in_all=("table6", "table11"),  # five passes per step, eight epochs: longer than all the others
 )  # fmt: skip
 
+# An hour on one core: twenty rounds, three seeds, and every method as it is by default. Nothing is searched.
+QUICK = Scale(
+    "quick",
+    {
+        "digits": World(
+            "digits, 20 clients, 1,797 images", settings={"data.name": "digits"}, near="femnist", images=1_797,
+            clients=20, shape=(1, 8, 8),
+        ),
+        **{name: SMALL.worlds[name] for name in ("fashion", "mixture")},
+    },
+    {"train.rounds": 20, "evaluate.every": 5},
+    ("digits", "fashion"),
+    seeds=3,
+)  # fmt: skip
+
 PAPER = Scale(
     "paper",
     {
@@ -264,7 +279,7 @@ PAPER = Scale(
     tuned_at="small",
 )  # fmt: skip
 
-SCALES = {scale.name: scale for scale in (TINY, SMALL, PAPER)}
+SCALES = {scale.name: scale for scale in (TINY, QUICK, SMALL, PAPER)}
 
 
 NARROWED = ("cnn_cifar10", "cnn_cifar100", "cnn_femnist", "cnn_digits")  # models that can be narrow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pfedgate.studies.declare import ACC, FLOPS, UP, VALIDATION, WORST, Claim, Column, Row, Study
 
+DIGITS = Column("digits", "digits", {"data.domains": "rotate", "data.alpha": 0.3}, "rotated")
 ROTATED = Column("Fashion-MNIST", "fashion", {"data.domains": "rotate"}, "rotated")
 INVERTED = Column("CIFAR-10", "cifar10", {"data.domains": "rotate+negate"}, "rotated and inverted")
 TURNED = Column("CIFAR-10", "cifar10", {"data.domains": "rotate"}, "rotated")
@@ -39,9 +40,9 @@ DOMAINS = Study(
     "domains",
     "Clients who differ in what things look like",
     (*COMMON.values(), *CHOSEN.values(), *(masks(budget, 8, 0.0) for budget in BUDGETS), *NARROW.values(), *DENSE),
-    (ROTATED, INVERTED, TURNED, MIXTURE, SEVERAL, PATHOLOGICAL, PLAIN, WRITERS),
+    (DIGITS, ROTATED, INVERTED, TURNED, MIXTURE, SEVERAL, PATHOLOGICAL, PLAIN, WRITERS),
     (ACC, WORST, VALIDATION, FLOPS, UP),
-    worlds=("fashion", "cifar10", "mixture", "femnist"),
+    worlds=("digits", "fashion", "cifar10", "mixture", "femnist"),
     more_seeds=True,
     claims=(
         *(

@@ -99,7 +99,8 @@ CONTROLS = (
     Row("FedAvg, larger start", "fedavg", {"train.correction": "none"}, tuned="fedavg_large"),
     Row("FedAvg + shift", "fedavg", {"train.shift": True}, tuned="fedavg_shift"),
 )
-ROWS_BY_HAND = ("fedavg", "heterofl", "fedmask", "fedmd", "pfedgate")  # and public data, for one table alone
+WITHIN = tuple(name for name in ("fedrolex", "fjord", "fiarse", "dispfl") if name in algorithms.names())
+ROWS_BY_HAND = (*WITHIN, "fedavg", "heterofl", "fedmask", "fedmd", "pfedgate")  # and public data, for one table alone
 BASELINES = (
     FEDAVG,
     *(
@@ -111,6 +112,7 @@ BASELINES = (
         "FedRep, 10 + 5 epochs", "fedrep", {"algorithm.head_epochs": 10, "algorithm.body_epochs": 5},
         tuned="fedrep_10_5",
     ),
+    *(Row(f"{TITLES[m]}, s = {s:g}", m, {"clients.budget": s}) for m in WITHIN for s in (0.5, 0.3)),
     fedmask(0.5), HETEROFL, heterofl(0.5), heterofl(0.3), heterofl(0.15),
 )  # fmt: skip
 # The strongest dense methods on networks as cheap as the gates': evenly narrow, and in the shape of the common mask.

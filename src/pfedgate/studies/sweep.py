@@ -161,6 +161,7 @@ TUNED_WITH: Mapping[str, Settings] = {
     "pfedgate": {"clients.budget": 0.5, "algorithm.resources": "all"},
     "heterofl": {"clients.budget": 0.5, "algorithm.level": "none"},
     "fedmask": {"algorithm.density": 0.5},
+    **{name: {"clients.budget": 0.5} for name in ("fedrolex", "fjord", "fiarse", "dispfl")},
 }
 
 

@@ -52,6 +52,7 @@ class FedMask(Algorithm):
 
     paper = "Li et al. 2021, FedMask: Joint Computation and Communication-Efficient Personalized FL"
     shares = "bits of the mask (and the model, before it is frozen)"
+    apart = "its clients send bits, of which each has one vote already"
     keeps = "scores of the mask"
     grid: ClassVar = {"density": (0.3, 0.5)}
 

@@ -24,12 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from pfedgate.algorithms import register
-from pfedgate.algorithms.heterofl.narrow import INNER, LABELS, ElementMean, Narrow, width_for
-from pfedgate.core.algorithm import Algorithm
+from pfedgate.algorithms.heterofl.narrow import INNER, LABELS, Narrow, NarrowClients
 from pfedgate.core.errors import unknown
-from pfedgate.core.modules import module
 from pfedgate.core.state import inside, under
-from pfedgate.core.types import Card, Local, Round, State, Update
+from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import Batch, fit
 
 LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
@@ -37,7 +35,7 @@ LEVELS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 
 @register("heterofl")
 @dataclass(frozen=True)
-class HeteroFL(Algorithm):
+class HeteroFL(NarrowClients):
     """Narrow models inside a wide one, averaged element by element."""
 
     level: str | None = None  # "a" … "e": this width for every budget below 1; None: widths by share of parameters
@@ -46,7 +44,6 @@ class HeteroFL(Algorithm):
     adapt_epochs: int = 0  # a novel client's epochs; 0: it is scored as it is
 
     paper = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
-    budgeted = True
     shares = "the first units of every layer, as many as the budget allows"
     grid: ClassVar = {"level": (None, "b"), "label_mask": ("none", "train")}
 
@@ -60,13 +57,9 @@ class HeteroFL(Algorithm):
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model."""
-        width = width_for(self.task, card.budget)
-        width = LEVELS[self.level] if self.level is not None and card.budget != 1 else width
-        return Narrow(self.task.model, self.task.inputs, width, self.scaler)
-
-    def send(self, server: State, card: Card, round: Round) -> State:
-        """The client's part."""
-        return self.width(card).take(server)
+        if self.level is not None and card.budget != 1:
+            return Narrow(self.task.model, self.task.inputs, LEVELS[self.level], self.scaler)
+        return replace(super().width(card), scaler=self.scaler)
 
     def init_client(self, got: State, local: Local) -> State:
         """The classes of the client's training data, if they are to mask others."""
@@ -80,7 +73,7 @@ class HeteroFL(Algorithm):
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of the narrow model."""
-        narrow = self.width(local.card)
+        narrow = self.part(local.card, got)
         labels = {LABELS: private[LABELS]} if LABELS in private else {}
         present = private.get(LABELS, torch.tensor(True)).to(local.device)
 
@@ -92,10 +85,6 @@ class HeteroFL(Algorithm):
         metrics = {**done.metrics, "density": narrow.density}
         return Update({**inside(INNER, done.state), **labels}, local.n, metrics), labels
 
-    def merger(self, server: State, round: Round) -> ElementMean:
-        """Every element: the mean over the clients that have it; of an output, over those that have its label."""
-        return ElementMean(server, self.width, round.total)
-
     def adapt(self, got: State, private: State, local: Local) -> State:
         """A novel client's part, tuned if wanted."""
         if not self.adapt_epochs:
@@ -106,7 +95,7 @@ class HeteroFL(Algorithm):
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The client's part."""
         state = inside("tuned/", private) or got
-        model = module(replace(self.task, model=self.width(card)), under(INNER, state))
+        model = super().predictor(state, private, card)
         return Masked(model, private[LABELS]) if self.label_mask == "both" else model
 
     def check(self, got: State, update: Update) -> str | None:

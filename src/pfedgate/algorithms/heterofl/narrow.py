@@ -1,4 +1,4 @@
-"""Narrow models: the first units of every hidden layer of a network, as a smaller network of its own.
+"""Narrow models: some units of every hidden layer of a network, the first or a window, as a smaller network of its own.
 
 Which axes of which parameters hold which units comes from the analysis behind `pfedgate.gate`: flattened maps, norms,
 residual sums and heads follow without a word about the architecture. Inputs and outputs are never cut.
@@ -10,15 +10,18 @@ import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfedgate.core.modules import skeleton
-from pfedgate.core.types import Budget, Card, Example, State, Task, Update
+from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.modules import module, skeleton
+from pfedgate.core.state import under
+from pfedgate.core.types import Budget, Card, Example, Round, State, Task, Update
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.slicing.execute import Program, Sliced, cut
 from pfedgate.gating.splitters import split_model
@@ -35,6 +38,7 @@ class Narrow:
     example: Example
     width: float  # share of the units of every hidden layer, rounded up
     scaler: bool = False  # divide weights by the share of their inputs that are there
+    start: int = 0  # the first unit of every layer's window, which goes on at the layer's beginning
 
     def __call__(self) -> nn.Module:
         return NarrowModel(self)
@@ -49,8 +53,9 @@ class Narrow:
         """What of the whole network a model of this width has."""
         plan, kept = self.plan, self.plan.keep.copy()
         for space, units in plan.cuts.items():
-            start = plan.first_block[space]
-            kept[start : start + _units(self.width, units.units)] = True
+            first, count = plan.first_block[space], units.units
+            kept[first : first + count] = False
+            kept[first + (self.start + np.arange(_units(self.width, count))) % count] = True
         return plan.live(kept)
 
     @property
@@ -91,19 +96,36 @@ class NarrowModel(nn.Module):
         self.model = copy.deepcopy(skeleton(made.model))
         live = made.live
         small = {id(p): nn.Parameter(cut(p.detach(), n, live).clone()) for n, p in self.model.named_parameters()}
-        for module in self.model.modules():  # a parameter in two places stays one parameter
-            for name, parameter in module._parameters.items():
+        for layer in self.model.modules():  # a parameter in two places stays one parameter
+            for name, parameter in layer._parameters.items():
                 if parameter is not None:
-                    module._parameters[name] = small[id(parameter)]
+                    layer._parameters[name] = small[id(parameter)]
         self.register_buffer("ones", torch.ones(len(made.plan.blocks)), persistent=False)
         self._program: Program | None = None
 
     def forward(self, x: Tensor) -> Any:
         """The network's own forward, on the units that exist."""
+        return self._run(x, self.made.live, lambda name, parameter: parameter)
+
+    def within(self, x: Tensor, inner: Narrow) -> Any:
+        """The forward of a network that is narrower still, on its units of this one."""
+        whole, live = self.made.live, inner.live
+
+        def fetch(name: str, parameter: Tensor) -> Tensor:
+            for axis, segments in live.extents[name].missing:
+                here, there = live.positions(segments), whole.positions(segments)
+                assert here is not None
+                places = here if there is None else np.searchsorted(there, here)
+                parameter = parameter.index_select(axis, torch.from_numpy(places).to(parameter.device))
+            return parameter
+
+        return self._run(x, live, fetch)
+
+    def _run(self, x: Tensor, live: Any, fetch: Callable[[str, nn.Parameter], Tensor]) -> Any:
         if self._program is None or self._program.model is not self.model:
             self._program = Program(self.model, self.made.plan, "share" if self.made.scaler else "none")
         assert isinstance(self.ones, Tensor)
-        return Sliced(self._program, self.made.live, self.ones, lambda name, parameter: parameter)(x)
+        return Sliced(self._program, live, self.ones, fetch)(x)
 
     def stats(self) -> dict[str, float]:
         """Share of the whole network's parameters."""
@@ -115,24 +137,52 @@ class NarrowModel(nn.Module):
         return twin.train(self.training)
 
 
+@dataclass(frozen=True)
+class NarrowClients(Algorithm):
+    """A wide model on the server, of which every client has the part that it can afford."""
+
+    budgeted = True
+    apart = "its clients send parts of different widths"
+
+    def width(self, card: Card) -> Narrow:
+        """The client's part of the model, as wide as its budget allows."""
+        return Narrow(self.task.model, self.task.inputs, width_for(self.task, card.budget))
+
+    def part(self, card: Card, sent: State) -> Narrow:
+        """The part of the model that this State holds for a client. Default: it depends on the client alone."""
+        return self.width(card)
+
+    def send(self, server: State, card: Card, round: Round) -> State:
+        """The client's part."""
+        return self.part(card, {}).take(server)
+
+    def merger(self, server: State, round: Round) -> ElementMean:
+        """Every element: the mean over the clients that have it."""
+        return ElementMean(server, self.part, round.total)
+
+    def predictor(self, got: State, private: State, card: Card) -> nn.Module:
+        """The client's part."""
+        return module(replace(self.task, model=self.part(card, got)), under(INNER, got))
+
+
 class ElementMean:
     """The mean of narrow States over the clients that have an element; other elements keep the server's value.
 
-    `width` gives a client's part of the model. With `total` (the weight of all clients) clients
+    `part` gives the part of the model that a client has sent. With `total` (the weight of all clients) clients
     that sent nothing count as unchanged.
     """
 
-    def __init__(self, server: State, width: Callable[[Card], Narrow], total: float | None = None) -> None:
-        self.server, self.width, self.total, self.rest = server, width, total, dict(server)
+    def __init__(self, server: State, part: Callable[[Card, State], Narrow], total: float | None = None) -> None:
+        self.server, self.part, self.total, self.rest = server, part, total, dict(server)
         floats = {name: value for name, value in server.items() if value.is_floating_point()}
         self.sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in floats.items()}
         self.weights = {name: torch.zeros_like(value) for name, value in self.sums.items()}
 
     def add(self, card: Card, update: Update) -> str | None:
         """One client's values. If it sent its labels, rows of absent classes do not count."""
-        narrow, labels = self.width(card), update.shared.get(LABELS)
+        narrow, labels = self.part(card, update.shared), update.shared.get(LABELS)
         for name, value in update.shared.items():
-            if name == LABELS:
+            if name not in self.server:
                 continue
             if name not in self.sums:
                 self.rest[name] = torch.maximum(self.rest[name], value)  # counters
@@ -145,6 +195,15 @@ class ElementMean:
             self.sums[name][where] += value.double() * each
             self.weights[name][where] += each
         return None
+
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds where this update lies."""
+        narrow = self.part(card, update.shared)
+        return {
+            name: self.server[name][narrow.region(name)] if name in narrow.plan.shapes else self.server[name]
+            for name in update.shared
+            if name in self.sums
+        }
 
     def result(self) -> State:
         """The server's State with every element that was sent replaced by its mean."""

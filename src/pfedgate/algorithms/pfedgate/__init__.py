@@ -70,6 +70,7 @@ class PFedGate(Algorithm):
     shares = "the parts of the model that were live"
     keeps = "the gate"
     reads_batches = True
+    sums = True
     adds = True
     grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
