@@ -61,7 +61,7 @@ class Code:
         return self.function(*values, **dict(self.given), **more)
 
     @property
-    def __name__(self) -> str:  # type: ignore[override]
+    def __name__(self) -> str:
         """What a metric is called."""
         return self.name
 
@@ -144,7 +144,7 @@ def named(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """All code that a recipe's tables name."""
     values = [tables.get(section, {}).get(key) for section, key in PLACES]
     each = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
-    return [item for item in dict.fromkeys(each) if is_code(item)]
+    return [str(item) for item in dict.fromkeys(each) if is_code(item)]
 
 
 def digest(file: str | Path) -> str:
