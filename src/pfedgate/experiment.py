@@ -284,7 +284,7 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
         kind=kind,
-        loss=None if goal.loss == "auto" else _named(goal.loss),
+        loss=None if goal.loss == "auto" else _named(goal.loss),  # type: ignore[arg-type]  # names become functions
         metrics=tuple(map(_named, goal.metrics)),
         classes=(shape.classes or None) if kind == "classification" else None,
         initial_scale=train.initial_scale if model is None and not code.is_code(recipe.model.name) else 1.0,

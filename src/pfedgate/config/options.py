@@ -344,12 +344,10 @@ def federation(
             given["seed"] = seed
         given |= {"novel": novel} if "novel" in wanted else {}
         made = Code.of(name, **given)()
-        plain = (
-            {}
-            if hasattr(made, "part")
-            else {"novel": novel, "seed": seed, **({} if task == "auto" else {"task": task})}
-        )
-        return adopt(made, **plain)  # type: ignore[no-any-return]
+        if hasattr(made, "part"):
+            return made  # type: ignore[no-any-return]
+        kind: dict[str, Any] = {} if task == "auto" else {"task": task}
+        return adopt(made, novel=novel, seed=seed, **kind)  # type: ignore[no-any-return]
     if name == "table" and task != "auto":
         given["task"] = task
     given["seed"] = seed if given.get("seed") is None else given["seed"]
