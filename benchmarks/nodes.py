@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from pfedgate import experiment
-from pfedgate.core.types import Card, Local, Round
+from pfedgate.core.types import Card, Round
 from pfedgate.engine import wire
 from pfedgate.engine.endpoint import Endpoint, Reply, checked
 from pfedgate.engine.store import MemoryStore
