@@ -20,7 +20,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +29,6 @@ from pfedgate.core import measure
 from pfedgate.core.errors import unknown
 from pfedgate.core.prior import Added
 from pfedgate.core.types import Budget, Card, Local, Part, Round, Task
-from pfedgate.data.federation import Ids
 from pfedgate.engine.endpoint import Endpoint, own_part
 from pfedgate.engine.roster import Roster
 from pfedgate.gating.model import GatedModel
@@ -132,7 +130,7 @@ def folded(module: nn.Module, added: Tensor, example: Tensor) -> nn.Module:
 def _card(roster: Roster, id: str) -> Card:
     if id not in roster.ids and len(roster) <= FEW:
         raise ValueError(unknown("client", id, roster.ids))
-    return roster.card(Ids(np.array(roster.ids)).index(id))
+    return roster.card(roster.ids.index(id))
 
 
 def format_of(path: str | Path, wanted: str | None = None) -> str:

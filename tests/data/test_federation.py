@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.world import scrambled
 
+from pfedgate.core.ids import Ids
 from pfedgate.data import Federation, from_arrays, load, synthetic
-from pfedgate.data.federation import PARTS, Ids
+from pfedgate.data.federation import PARTS
 from pfedgate.data.pool import Normalise
 from pfedgate.data.sharing import carve
 

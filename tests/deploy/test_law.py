@@ -36,6 +36,17 @@ def test_the_deployed_result_is_that_of_one_process(name: str, tmp_path: Path) -
     assert all(equal(kept[client], here.store.get(client) or {}) for client in kept)
 
 
+@pytest.mark.parametrize("policy", ["deadline", "tiered", "asynchronous"])
+def test_policies_are_the_same_on_a_grid(policy: str, tmp_path: Path) -> None:
+    fleet = {"devices": "phones", "policy": policy, "deadline": 0.5, "tiers": 2, "buffer": 2}
+    tables = {**TABLES, "algorithm": {"name": "pfedgate"}, "fleet": fleet}
+    there, _, _ = deployed(tmp_path, tables)
+    here = experiment.run(tables)
+    assert equal(there.server, here.server)
+    assert there.history == here.history
+    assert all(record["virtual_seconds"] > 0 for record in here.history)
+
+
 def test_private_states_are_in_no_message(tmp_path: Path) -> None:
     _, grid, _ = deployed(tmp_path, {**TABLES, "algorithm": {"name": "pfedgate"}})
     kept = private_of_nodes(tmp_path)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pfedgate.data import synthetic
+from pfedgate.engine.roster import Options, Roster, clock_of
 from pfedgate.fleet import Clock, Fleet, names
 from pfedgate.fleet.devices import Need
+from pfedgate.fleet.pace import Pace
 
 IDS = [f"c{at}" for at in range(20)]
 
@@ -123,3 +127,16 @@ def test_time_is_what_was_counted() -> None:
         assert cost.download / cost.upload == pytest.approx(2 * device.up_mbps / device.down_mbps)
     assert math.prod(ratios) ** (1 / len(ratios)) == pytest.approx(1, abs=0.1)
     assert max(ratios) > min(ratios)
+
+
+def test_a_registered_device_takes_few_bytes() -> None:
+    """What a million devices keep in memory while a thousand of them train."""
+    tracemalloc.start()
+    federation = synthetic(clients=200_000)
+    options = Options(fleet=Pace(devices="phones"))
+    roster, clock = Roster.of(federation, "clients", options), clock_of(federation, options)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(roster) == len(clock.fleet.ids) == 200_000
+    assert kept < 50 * 200_000
+    assert peak < 100 * 200_000

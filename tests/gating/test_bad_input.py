@@ -56,7 +56,8 @@ def test_an_infeasible_budget_changes_nothing() -> None:
 def test_an_infeasible_budget_says_what_is_not_skipped_and_why() -> None:
     model, x = build("not_zero")
     gated = pfedgate.gate(model, x, 1.0, gate={"max_share": 9.0})
-    place = gated.explain().splitlines()[1].split()[0]
+    assert gated.plan.network is not None
+    place = gated.plan.network.notes[0][0]
     with pytest.raises(InfeasibleBudget, match=f"Not skipped: {place}"):
         gated.rebudget(0.001)
 

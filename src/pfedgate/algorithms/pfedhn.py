@@ -53,6 +53,7 @@ class PFedHN(Algorithm):
 
     paper = "Shamsian et al. 2021, Personalized Federated Learning using Hypernetworks"
     shares = "the whole model, made for each client"
+    apart = "every client's model is another one, made for it by a hypernetwork"
     keeps = "nothing (its vector lies on the server)"
 
     def __post_init__(self) -> None:
@@ -148,6 +149,12 @@ class HyperStep:
         self.gradient.add_(gradient)
         self.count += 1
         return self.buffers.add(card, Update(rest, update.weight))
+
+    def around(self, card: Card, update: Update) -> State:
+        """The model that was made for the client, and the buffers."""
+        vector = self.algorithm.vector_of(self.server, card, self.round)
+        got = {**self.algorithm._model(self.hyper, vector), **inside(BUFFER, self.server)}
+        return {name: got[name] for name, value in update.shared.items() if value.is_floating_point()}
 
     def result(self) -> State:
         """The server's State after the step of H."""

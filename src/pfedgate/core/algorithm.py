@@ -68,6 +68,7 @@ class Algorithm:
     kinds: ClassVar[Sequence[str]] = tuple(KINDS)  # kinds of task that it can learn
     tunes: ClassVar[bool] = False  # `personalise` takes gradient steps: its models are not those just received
     adds: ClassVar[bool] = False  # `predictor` adds `task.added` itself, where the end would be the wrong place
+    apart: ClassVar[str] = ""  # why entries of its updates cannot be compared client by client: see `core.robust`
     sums: ClassVar[bool] = False  # it has a merger of its own that is a sum of what `landed` copies moved by
     reads_batches: ClassVar[bool] = False  # a prediction depends on the other samples of its batch
 

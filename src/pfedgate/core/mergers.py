@@ -5,8 +5,9 @@
     server = merger.result()
 
 `WeightedMean` is the default. Methods that send something else have a merger of their own beside
-them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.masks`), per element
-(`algorithms.heterofl.narrow`), gradients of a hypernetwork (`algorithms.pfedhn`).
+them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.structures`), per element
+(`algorithms.heterofl.narrow`), gradients of a hypernetwork (`algorithms.pfedhn`). What bounds the
+influence of a single client lies around any of them: `core.robust`.
 """
 
 from __future__ import annotations
@@ -101,6 +102,18 @@ class WeightedMean:
         total.add_(vector, alpha=update.weight)
         self._sums[names] = (total, weight + update.weight, like)
         return None
+
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds where this update lies; zeros where it holds nothing."""
+        return {name: self.server.get(name, torch.zeros_like(value)) for name, value in floating(update)[0].items()}
+
+    def lay(self, update: Update) -> State:
+        """Its entries as they are: those of one name lie side by side."""
+        return update.shared
+
+    def lift(self, state: State) -> State:
+        """As they are."""
+        return state
 
     def result(self) -> State:
         """The server's State with every entry that was sent replaced by its mean."""

@@ -158,15 +158,21 @@ SERVER_RATES = {
 }  # 10^-1.5: among the paper's best on four tasks
 
 
+ROBUST = ("guard", "clip", "median", "trimmed", "geometric", "krum", "off")
+
+
 @dataclass(frozen=True)
 class ServerOptim:
-    """[server]: the server's own optimiser, for whatever method; see `engine.server_step`."""
+    """[server]: what it does with updates, for whatever method; see `engine.server_step` and `core.robust`."""
 
     optimiser: str = "none"  # none, momentum (FedAvgM), adam (FedAdam), yogi (FedYogi)
     lr: float | None = None  # none: 1 with momentum, 0.03 with adam and yogi
     momentum: float = 0.9  # momentum: the papers'
     betas: tuple[float, float] = (0.9, 0.99)  # adam, yogi: the paper's
     tau: float = 1e-3  # adam, yogi: how adaptive; the paper's
+    robust: str = "guard"  # against crooked clients: guard, clip, median, trimmed, geometric, krum, off
+    crooked: float = 0.2  # trimmed, krum: the share of a round's clients that may be crooked
+    norm: float | None = None  # clip: the longest that an update may be; none: the median of its round
 
     def __post_init__(self) -> None:
         if self.optimiser not in SERVER_RATES:
@@ -175,6 +181,10 @@ class ServerOptim:
             raise ValueError("server: lr and tau are more than 0, momentum is in [0, 1)")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"server.betas are in [0, 1), got {self.betas}")
+        if self.robust not in ROBUST:
+            raise ValueError(f"server.robust: {unknown('rule', self.robust, ROBUST)}")
+        if not 0 <= self.crooked < 0.5 or (self.norm is not None and not 0 < self.norm < math.inf):
+            raise ValueError("server: crooked is a share below a half, norm a length above 0")
         if self.lr is None and self.optimiser != "none":
             object.__setattr__(self, "lr", SERVER_RATES[self.optimiser])  # said in recipes and searches
 

@@ -15,15 +15,15 @@ pool; a client is three ranges of row numbers, so 100,000 clients cost a few meg
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pfedgate.core.ids import Ids
 from pfedgate.data.pool import Normalise, Pool, Rows
 
 PARTS = ("train", "val", "test")
@@ -41,65 +41,6 @@ def short(names: Iterable[Any], where: str) -> None:
     for name in names:
         if isinstance(name, str) and len(name) > LONGEST // 4 and (size := len(name.encode())) > LONGEST:
             raise ValueError(f"{where}: a client's id has {size} bytes, at most {LONGEST} are allowed: {name[:20]!r}…")
-
-
-class Ids(Sequence[str]):
-    """Client ids in order, held in one array (a list of 100,000 strings would be ten times as large).
-
-    >>> ids = Ids(np.array(["a", "c", "b"]))
-    >>> ids[1], list(ids), "b" in ids, ids.index("b")
-    ('c', ['a', 'c', 'b'], True, 2)
-    """
-
-    def __init__(self, names: np.ndarray[Any, Any]) -> None:
-        self.names = np.asarray(names, dtype=np.str_)
-        if self.names.ndim != 1:
-            raise ValueError("ids must be a flat list")
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: at for at, name in enumerate(self.names.tolist())}
-
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Position of an id; an unknown one is an error that names the nearest."""
-        if value not in self._places:
-            names, wanted = self.names[:10_000].tolist(), str(value)
-            padded = [name for name in names if wanted.isdecimal() and name.lstrip("0") == wanted.lstrip("0")]
-            near = padded or difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
-            hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            raise KeyError(f"no client {value!r} among {len(self)}{hint}")
-        return self._places[value]
-
-    def __contains__(self, value: object) -> bool:
-        return value in self._places
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names.tolist())
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Ids: ...
-    def __getitem__(self, at: int | slice) -> str | Ids:
-        return Ids(self.names[at]) if isinstance(at, slice) else str(self.names[at])
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Ids):
-            return bool(np.array_equal(self.names, other.names))
-        return list(self) == list(other) if isinstance(other, (list, tuple)) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.names.tobytes())
-
-    def __repr__(self) -> str:
-        few = ", ".join(repr(name) for name in self[:4])
-        return f"Ids({few}{', …' if len(self) > 4 else ''}; {len(self)})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"names": self.names}
 
 
 def _place(part: str) -> int:
@@ -140,8 +81,8 @@ class Federation:
     """Clients with their train, validation and test data, and clients held out of training.
 
     Made by `load`, `from_arrays` and their kin; rarely by hand. `rows` holds the row numbers of all clients
-    one after the other, each client as train, val, test; `bounds` (3 × clients + 1 numbers) says where each
-    part starts; `held_out` marks the novel clients.
+    one after the other, each client as train, val, test, or is None where they lie so in the pool; `bounds`
+    (3 × clients + 1 numbers) says where each part starts; `held_out` marks the novel clients.
     """
 
     def __init__(
@@ -149,7 +90,7 @@ class Federation:
         name: str,
         pool: Pool,
         ids: Ids,
-        rows: Rows,
+        rows: Rows | None,
         bounds: Rows,
         held_out: np.ndarray[Any, np.dtype[np.bool_]],
         *,
@@ -171,12 +112,12 @@ class Federation:
     @cached_property
     def clients(self) -> Ids:
         """Ids of the clients that train, in order."""
-        return Ids(self.ids.names[~self._held_out])
+        return self.ids[~self._held_out] if self._held_out.any() else self.ids
 
     @cached_property
     def novel(self) -> Ids:
         """Ids of the clients held out of training, in order."""
-        return Ids(self.ids.names[self._held_out])
+        return self.ids[self._held_out]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -187,7 +128,8 @@ class Federation:
         """The train, val or test data of one client, training or novel."""
         at = len(PARTS) * self.ids.index(client) + _place(name)
         first, last = self._bounds.tensor[at : at + 2].tolist()
-        return Part(client, name, self._rows.tensor[first:last].long(), self.pool)
+        rows = torch.arange(first, last) if self._rows is None else self._rows.tensor[first:last].long()
+        return Part(client, name, rows, self.pool)
 
     def sizes(self, name: str) -> Ints:
         """Samples in this part for every id of `federation.ids` (training and novel), without reading any."""
@@ -205,7 +147,8 @@ class Federation:
 
     def histogram(self, names: Sequence[str] = PARTS) -> Ints:
         """Samples per client (row, in the order of `federation.ids`) and class (column: `columns`) in these parts."""
-        bounds, rows = self._bounds.tensor.numpy(), self._rows.tensor
+        bounds = self._bounds.tensor.numpy()
+        rows = torch.arange(len(self.pool)) if self._rows is None else self._rows.tensor
         counts = np.diff(bounds)
         wanted = np.tile([part in names for part in PARTS], len(self.ids))
         owner = np.repeat(np.arange(len(self.ids)), counts.reshape(-1, len(PARTS)).sum(1))
@@ -225,7 +168,8 @@ class Federation:
         Afterwards pickling it for a process costs the same whatever the amount of data.
         """
         self.pool.share()
-        self._rows.share()
+        if self._rows is not None:
+            self._rows.share()
         self._bounds.share()
         return self
 
@@ -258,6 +202,6 @@ class Federation:
         held = f", {len(self.novel)} novel" if len(self.novel) else ""
         what = f"{self.classes} classes" if self.task == "classification" else f"{self.task} of {self.classes}"
         return (
-            f"Federation({self.name!r}, {len(self.clients)} clients{held}, {len(self._rows)} samples of "
+            f"Federation({self.name!r}, {len(self.clients)} clients{held}, {len(self._rows or self.pool)} samples of "
             f"shape {self.input_shape}, {what})"
         )

@@ -44,7 +44,7 @@ def numbered(clients: int) -> np.ndarray[Any, Any]:
     ['09', '10']
     """
     width = len(str(clients - 1))
-    return np.char.zfill(np.arange(clients).astype(f"U{width}"), width)
+    return np.char.zfill(np.arange(clients).astype(f"S{width}"), width).astype(np.str_)
 
 
 def _pack(groups: list[Ints], about: Mapping[str, Any]) -> Partition:

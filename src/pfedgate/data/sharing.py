@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pfedgate.core.errors import unknown, warn
+from pfedgate.core.ids import Ids
 from pfedgate.core.seeds import numpy_generator
-from pfedgate.data.federation import PARTS, Federation, Ids
+from pfedgate.data.federation import PARTS, Federation
 from pfedgate.data.partition import Ints, Partition, by_owner, dirichlet, iid, pachinko, pathological
 from pfedgate.data.pool import LOOKS, LookPool, Normalise, Pool, Rows
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedgate.core.ids import Ids
 from pfedgate.core.seeds import numpy_generator
-from pfedgate.data.federation import Federation, Ids
+from pfedgate.data.federation import Federation
 from pfedgate.data.partition import Partition, numbered
 from pfedgate.data.pool import ArrayPool, Rows
 from pfedgate.data.sharing import VAL, Sharing, assemble, carve, hold_out, read
@@ -100,13 +101,15 @@ def synthetic(
     n_test = int(carve(sizes, 0.2)[0])
     n_val = int(carve(sizes - n_test, VAL)[0]) if val else 0
     cuts = np.array([0, samples_per_client - n_test - n_val, samples_per_client - n_test])
-    starts = np.arange(clients) * samples_per_client
-    bounds = np.append((starts[:, None] + cuts).reshape(-1), len(pool))
+    bounds = np.empty(3 * clients + 1, dtype=np.int32 if len(pool) < 2**31 else np.int64)
+    for at, cut in enumerate(cuts):
+        bounds[at:-1:3] = np.arange(cut, len(pool), samples_per_client, dtype=bounds.dtype)
+    bounds[-1] = len(pool)
     return Federation(
         "synthetic",
         pool,
         Ids(numbered(clients)),
-        Rows(np.arange(len(pool), dtype=np.int32 if len(pool) < 2**31 else np.int64)),
+        None,
         Rows(bounds),
         hold_out(clients, novel, seed),
         classes=classes,

@@ -55,9 +55,9 @@ INPUTS = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.uint8, to
 RESERVED = {
     *("after_broadcast", "after_local", "batch_1", "per_client", "novel", "client", "clients", "point"),
     *("round", "rounds", "sampled", "lr_factor", "bytes_up", "bytes_down", "virtual_seconds", "joules", "dropped"),
-    *("refused", "refusals", "norm", "began", "seconds", "late", "stale", "event", "seconds_evaluation"),
-    *("metric", "higher", "n_test", "n_val", "bottom_decile", "worst_tenth", "spread", "resident_bytes", "peak_bytes"),
-    *("epsilon", "delta", "update_norm", "shortened"),
+    *("refused", "refusals", "clipped", "began", "seconds", "late", "stale", "event", "seconds_evaluation"),
+    *("epsilon", "delta", "update_norm", "shortened", "resident_bytes", "peak_bytes"),
+    *("metric", "higher", "n_test", "n_val", "bottom_decile", "worst_tenth", "spread"),
     *METRICS,
 }
 PREFIXES = ("val_", "best_", "training_", "rounds_to_")

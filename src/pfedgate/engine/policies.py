@@ -14,7 +14,6 @@ arrives when the clock says; what is in flight is part of the checkpoint.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -125,7 +124,7 @@ class Tiered(Policy):
         """Positions of the clients with training data, fast to slow, in classes of one size."""
         assert self.clock is not None
         able = np.flatnonzero(self.roster.sizes)
-        speeds = [self.clock.speed(self.roster.ids[at], int(self.roster.sizes[at])) for at in able]
+        speeds = [self.clock.speed(self.roster.ids[int(at)], int(self.roster.sizes[at])) for at in able]
         parts = np.array_split(able[np.argsort(speeds, kind="stable")], self.pace.tiers)
         return [part for part in parts if len(part)]
 
@@ -152,7 +151,7 @@ class Asynchronous(Policy):
         wanted = self.roster.wanted(self.sample)
         buffer = self.pace.buffer if self.pace.buffer >= 1 else self.pace.buffer * wanted
         busy = {arrival.reply.card.id for arrival, _ in self.flights}
-        free = np.delete(np.arange(len(self.roster)), [bisect_left(self.roster.ids, client) for client in busy])
+        free = np.delete(np.arange(len(self.roster)), [self.roster.ids.index(client) for client in busy])
         self.states[round.index] = server
         if wanted > len(busy) and self.roster.sizes[free].any():
             cards = self.roster.draw(wanted - len(busy), round.seed, round.index, among=free if busy else None)

@@ -20,6 +20,7 @@ import numpy as np
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.privacy import NoisyMean, Privacy, uniform
+from pfedgate.core.robust import FOR_ALL
 from pfedgate.core.types import Card, Round, State
 from pfedgate.engine.roster import Options, Roster
 
@@ -41,6 +42,11 @@ def possible(algorithm: Algorithm, options: Options) -> None:
         raise ValueError(
             f"{what} is not possible with {name}: its merging is not a plain sum of what clients moved by, so that "
             "shortening updates does not bound what one client changes"
+        )
+    if options.server.robust not in FOR_ALL:
+        raise ValueError(
+            f"{what} is not possible with server.robust={options.server.robust!r}: noise is for a sum of updates that "
+            "are shortened one by one, not for one that compares them; leave it out, as updates are shortened anyway"
         )
     if options.fleet.policy != "synchronous":
         raise ValueError(

@@ -6,7 +6,7 @@ import csv
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
+from pfedgate.core.ids import Ids
 from pfedgate.core.modules import skeleton
 from pfedgate.core.privacy import Privacy
 from pfedgate.core.seeds import key
@@ -79,12 +80,14 @@ class Roster:
     """Clients of a run, sorted by id, so that the order in which they were listed cannot matter."""
 
     def __init__(self, ids: Sequence[str], sizes: Sequence[int] | Ints, given: Sequence[Budget]) -> None:
-        order = np.argsort(np.array(ids, dtype=np.str_), kind="stable").tolist()
-        self.ids = [str(ids[at]) for at in order]
-        if len(set(self.ids)) != len(self.ids):
+        listed = Ids(ids)
+        order = listed.order
+        self.ids = listed if order is None else listed[order]
+        if bool(np.any(self.ids.names[:-1] == self.ids.names[1:])):
             raise ValueError("client ids must be different from each other")
-        self.sizes: Ints = np.asarray(sizes, dtype=np.int64)[order] if order else np.zeros(0, dtype=np.int64)
-        self._budgets = [given[at] for at in order]
+        numbers: Ints = np.asarray(sizes, dtype=np.int64)
+        self.sizes = numbers if order is None else numbers[order]
+        self._budgets = given if order is None else [given[at] for at in order.tolist()]
 
     @classmethod
     def of(cls, source: Federation | Cards, group: str, options: Options, algorithm: Algorithm | None = None) -> Roster:
@@ -105,8 +108,7 @@ class Roster:
             else:
                 given = [value for value, _ in zip(itertools.cycle(given[first:] or given), ids, strict=False)]
         if hasattr(source, "sizes") and hasattr(source, "ids"):  # at once where they are known without reading
-            by_id = dict(zip(source.ids, source.sizes("train").tolist(), strict=True))
-            sizes = [by_id[client] for client in ids]
+            sizes = source.sizes("train")[Ids(source.ids).places(Ids(ids))]
         else:
             sizes = [source.part(client, "train").n for client in ids]
         if given == DEVICE:
@@ -114,7 +116,7 @@ class Roster:
                 raise ValueError('clients.budget = "device" needs to know the devices: set fleet.devices')
             afford = affordable(algorithm, clock_of(source, options).fleet, options.fleet.deadline)
             return cls(ids, sizes, [afford(client, n) for client, n in zip(ids, sizes, strict=True)])
-        return cls(ids, sizes, budgets(given, ids, options.seed, others=[*source.clients, *source.novel]))
+        return cls(ids, sizes, budgets(given, ids, options.seed, others=itertools.chain(source.clients, source.novel)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -150,7 +152,7 @@ class Roster:
         return [self.card(int(able[at])) for at in np.sort(places)]
 
 
-def budgets(spec: Any, ids: Sequence[str], seed: int = 0, others: Sequence[str] = ()) -> list[Budget]:
+def budgets(spec: Any, ids: Sequence[str], seed: int = 0, others: Iterable[str] = ()) -> list[Budget]:
     """One budget for every id, in their order; `others` are clients that a mapping may name, too.
 
     number          the same for all
@@ -252,8 +254,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def clock_of(source: Federation | Cards, options: Options) -> Clock:
     """The virtual clock of a run: every client of the federation has a device."""
-    clients = [*source.clients, *source.novel]
-    ids = [client.id if isinstance(client, Card) else client for client in clients]
+    if isinstance(source, Cards):
+        ids: Sequence[str] = [card.id for card in (*source.clients, *source.novel)]
+    else:
+        ids = [*source.clients, *source.novel] if len(source.novel) else source.clients
     return Clock(Fleet.of(options.fleet.devices, ids, options.seed), options.seed)
 
 

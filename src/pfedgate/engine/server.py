@@ -22,6 +22,7 @@ import torch
 
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import ClientError
+from pfedgate.core.robust import FOR_ALL, robust
 from pfedgate.core.seeds import seeded
 from pfedgate.core.state import under
 from pfedgate.core.types import Card, Federation, Round, State
@@ -133,6 +134,13 @@ class Engine:
         shared: bool,
     ) -> None:
         self.algorithm, self.options, self.callbacks = algorithm, options, callbacks
+        rule = options.server.robust
+        if rule not in FOR_ALL and (algorithm.apart or options.agg_norm == "all"):
+            reason = algorithm.apart or "clients.agg_norm = 'all' counts absent clients as unchanged"
+            raise ValueError(
+                f"server.robust = {rule!r} is not for {algorithm.name or type(algorithm).__name__}: {reason}. "
+                f"Take one of {', '.join(FOR_ALL)}"
+            )
         self.roster = Roster.of(federation, "clients", options, algorithm)
         self.novel = Roster.of(federation, "novel", options, algorithm)
         clock = clock_of(federation, options) if options.fleet.devices else None
@@ -236,8 +244,8 @@ class Engine:
         record: Record = {"round": round.index + 1, "sampled": 0, "lr_factor": round.factor}
         record |= {"bytes_up": 0, "bytes_down": 0}
         with seeded(self.options.seed, "merge", round.index):
-            noisy = None if self.guard is None else self.guard.merger(server, round)
-            merger = noisy or self.algorithm.merger(server, round)
+            noisy = None if self.guard is None else self.guard.merger(server, round)  # it clips by itself
+            merger = noisy or robust(self.options.server, self.algorithm.merger(server, round))
             for arrival in self.policy.arrivals(train, server, round):  # draws, sends, trains, checks and times
                 reply, cost = arrival.reply, arrival.cost
                 client, update, reason = reply.card.id, reply.update, reply.reason or "no reply"
@@ -264,6 +272,10 @@ class Engine:
                 raise RuntimeError(f"no usable update in round {round.index + 1}; the first: {refusals[0]}")
             if numbers or self.guard is not None:  # that nobody was drawn is hidden, too
                 server = self.step(server, merger.result())
+            for client, reason in getattr(merger, "refusals", ()):  # of updates that waited for others
+                refusals.append(f"client {client!r}, round {round.index + 1}: {reason}")
+            if clipped := getattr(merger, "clipped", 0):
+                record["clipped"] = clipped
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
         record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server

@@ -14,7 +14,6 @@ import io
 import math
 import pickle
 import sys
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from pfedgate.core.errors import unknown
+from pfedgate.core.ids import Ids
 from pfedgate.core.seeds import key
 
 if sys.version_info >= (3, 11):
@@ -117,9 +117,11 @@ class Fleet:
     """Devices of clients. Each kind has the exact share of them, drawn by seed and id, whatever their order."""
 
     def __init__(self, ids: Sequence[str], owned: Sequence[int] | np.ndarray[Any, Any], devices: Sequence[Device]):
-        order = np.argsort(np.array(ids, dtype=np.str_), kind="stable") if len(ids) else np.zeros(0, dtype=np.int64)
-        self.ids = [ids[at] for at in order.tolist()]
-        self.owned = np.asarray(owned, dtype=np.int32)[order]
+        listed = Ids(ids)
+        kinds: np.ndarray[Any, np.dtype[np.int32]] = np.asarray(owned, dtype=np.int32)
+        order = listed.order
+        self.ids = listed if order is None else listed[order]
+        self.owned = kinds if order is None else kinds[order]
         self.devices = tuple(devices)
 
     @classmethod
@@ -140,9 +142,11 @@ class Fleet:
         edges = np.cumsum([device.share for device in devices])
         if not edges[-1] > 0:
             raise ValueError(f"{source}: the shares of the devices add up to nothing")
-        ranks = np.argsort(np.argsort(np.array([key(seed, "device", client) for client in ids], dtype=np.uint64)))
-        edges = np.rint(edges / edges[-1] * len(ids))
-        return cls(ids, np.searchsorted(edges, ranks, side="right"), devices)
+        keys = np.fromiter((key(seed, "device", client) for client in ids), dtype=np.uint64, count=len(ids))
+        counts = np.diff(np.rint(edges / edges[-1] * len(ids)).astype(np.int64), prepend=0)
+        owned = np.empty(len(ids), dtype=np.int32)
+        owned[np.argsort(keys)] = np.repeat(np.arange(len(devices), dtype=np.int32), counts)
+        return cls(ids, owned, devices)
 
     @staticmethod
     def kinds(source: str | Path) -> dict[str, Device]:
@@ -161,8 +165,8 @@ class Fleet:
 
     def device(self, client: str) -> Device:
         """The device of a client."""
-        at = bisect_left(self.ids, client)
-        if at == len(self.ids) or self.ids[at] != client:
+        at = self.ids.find(client)
+        if at is None:
             raise KeyError(f"no device for client {client!r}")
         return self.devices[int(self.owned[at])]
 

@@ -142,6 +142,7 @@ class NarrowClients(Algorithm):
     """A wide model on the server, of which every client has the part that it can afford."""
 
     budgeted = True
+    apart = "its clients send parts of different widths"
 
     def width(self, card: Card) -> Narrow:
         """The client's part of the model, as wide as its budget allows."""
@@ -194,6 +195,15 @@ class ElementMean:
             self.sums[name][where] += value.double() * each
             self.weights[name][where] += each
         return None
+
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds where this update lies."""
+        narrow = self.part(card, update.shared)
+        return {
+            name: self.server[name][narrow.region(name)] if name in narrow.plan.shapes else self.server[name]
+            for name in update.shared
+            if name in self.sums
+        }
 
     def result(self) -> State:
         """The server's State with every element that was sent replaced by its mean."""

@@ -199,6 +199,38 @@ class SparseMean:
         self.tiles.add(update.shared, update.weight)
         return self.buffers.add(card, Update(beside(update), update.weight))
 
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds in these tiles; with differences, zeros."""
+        values = update.shared[VALUES]
+        if not self.tiles.delta:
+            values = self.tiles.tiles.take(self.tiles.server.detach().cpu(), update.shared[BLOCKS])
+        else:
+            values = torch.zeros_like(values)
+        return {VALUES: values, **self.buffers.around(card, Update(beside(update), update.weight))}
+
+    def lay(self, update: Update) -> State:
+        """All tiles one after the other, NaN where they were not sent; and the buffers."""
+        tiles, ids = self.tiles.tiles, update.shared[BLOCKS].long()
+        sent = torch.zeros(tiles.count, dtype=torch.bool)
+        sent[ids] = True
+        values = torch.full((tiles.length,), torch.nan)
+        # In the order of the tiles, whatever the order in which they came.
+        whole = torch.zeros(tiles.length)
+        whole[tiles.positions(ids)] = update.shared[VALUES]
+        mask = torch.repeat_interleave(sent, tiles.sizes, output_size=tiles.length)
+        values[mask] = whole[tiles.order][mask]
+        return {VALUES: values, **beside(update)}
+
+    def lift(self, state: State) -> State:
+        """The tiles that have values, packed; and the buffers."""
+        values, tiles = state[VALUES], self.tiles.tiles
+        filled = torch.nonzero(tiles.sizes > 0)[:, 0]
+        ids = filled[~values[tiles.starts[filled]].isnan()]
+        mask = torch.zeros(tiles.count, dtype=torch.bool)
+        mask[ids] = True
+        sent = values[torch.repeat_interleave(mask, tiles.sizes, output_size=tiles.length)]
+        return {**state, BLOCKS: ids.to(torch.int32), VALUES: sent}
+
     def result(self) -> State:
         """The server's State, parameters first."""
         return {**shaped(self.tiles.result(), self.names, self.server), **self.buffers.result()}

@@ -8,7 +8,7 @@ live units can be read without guessing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Segments = tuple["Segment", ...]
 
@@ -49,21 +49,25 @@ def length(segments: Segments) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """The units of a tensor lie along `axis` (non-negative), in the order of `segments`."""
+    """The units of a tensor lie along `axis` (non-negative), in the order of `segments`; dropped ones are `fill`.
+
+    A `fill` of NaN stands for numbers that nobody knows, and that something else will multiply with zero.
+    """
 
     axis: int
     segments: Segments
+    fill: float = 0.0
 
     @property
     def length(self) -> int:
         return length(self.segments)
 
     def moved(self, axis: int) -> Layout:
-        return Layout(axis, self.segments)
+        return replace(self, axis=axis)
 
     def merged(self, trailing: int) -> Layout:
         """The layout after flattening `trailing` positions per unit into the axis."""
-        return Layout(self.axis, tuple(Segment(p.space, p.units, p.inner * trailing) for p in self.segments))
+        return replace(self, segments=tuple(Segment(p.space, p.units, p.inner * trailing) for p in self.segments))
 
 
 def layout_of(axis: int, segments: Segments) -> Layout | None:

@@ -324,12 +324,12 @@ class Transcription(Sliced):
             home[index] = torch.arange(len(index), device=index.device)
             self._homes[layout.segments] = self.tracer.name(home, "complete")
         behind = [0, 0] * (x.ndim - 1 - layout.axis) + [0, 1]
-        return F.pad(x, behind).index_select(layout.axis, self._homes[layout.segments])
+        return F.pad(x, behind, value=layout.fill).index_select(layout.axis, self._homes[layout.segments])
 
     # -- the pass
     def record(self, example: Tensor, shift: Tensor | None) -> fx.GraphModule:
         """The module; `shift` is added to what it returns."""
-        tracer, steps = self.tracer, self.program.steps
+        tracer, steps = self.tracer, self.program.steps[False]
         values: list[Any] = [None] * len(steps)
         values[0] = tracer.create_proxy("placeholder", "x", (), {})
         values[0].value = example.clone()
@@ -338,7 +338,7 @@ class Transcription(Sliced):
         for step in steps[1:]:
             tracer.place = step.place
             try:
-                result = self._stand_in(self._call(step.rule, step.evaluate, values), step.rule.out)
+                result = self._stand_in(self._call(step.rule, step.inputs, values), step.rule.out)
             except Exception as error:  # whatever torch or a user's function says to a stand-in
                 reason = first_line(error)
                 raise CannotCompact(f"{step.place} cannot be made part of a plain module: {reason}") from error

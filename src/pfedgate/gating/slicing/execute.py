@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfedgate.gating.plan import BlockPlan
-from pfedgate.gating.slicing.axes import Layout, Segments
+from pfedgate.gating.slicing.axes import Layout, Segments, length
 from pfedgate.gating.slicing.live import Live, compensation
 from pfedgate.gating.slicing.steps import Arguments, Ref, hooks_of
 
@@ -88,14 +88,16 @@ class Program:
     def __init__(self, model: nn.Module, plan: BlockPlan, how: str) -> None:
         assert plan.network is not None and plan.network.program is not None
         self.model, self.plan, self.how = model, plan, how
-        self.steps, self.constants = plan.network.program, plan.network.constants
+        self.steps = {True: plan.network.program, False: plan.network.evaluation}  # in training, in evaluation
+        self.constants, self.sizes = plan.network.constants, plan.network.sizes
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         # Parameters may be replaced in their modules (load_state_dict with assign), so homes are stored instead.
         self.homes: dict[str, tuple[dict[str, Any], str]] = {}
         for name in plan.shapes:
             place, _, local = name.rpartition(".")
             self.homes[name] = (self.modules[place]._parameters, local)
-        self.modal = any(s.train != s.evaluate for s in self.steps)
+        train, evaluation = ([step.inputs for step in steps] for steps in self.steps.values())
+        self.modal = train != evaluation
         hooked = plan.network.hooked
         places = {module: place for place, module in self.modules.items() if place not in hooked}
         # Empty when the model was read.
@@ -208,21 +210,32 @@ class Sliced:
         index = self.index(layout.segments)
         return x if index is None else x.index_select(layout.axis, index)
 
+    def count(self, segments: Segments) -> int:
+        """Number of live positions along an axis."""
+        index = self.index(segments)
+        return length(segments) if index is None else len(index)
+
     def restore(self, x: Tensor, layout: Layout) -> Tensor:
         """The complete tensor, zeros where units were left out."""
         index = self.index(layout.segments)
         if index is None:
             return x
         shape = [layout.length if i == layout.axis else n for i, n in enumerate(x.shape)]
-        return x.new_zeros(shape).index_copy(layout.axis, index, x)
+        return x.new_full(shape, layout.fill).index_copy(layout.axis, index, x)
 
     # -- the pass
     def __call__(self, x: Tensor) -> Any:
-        values: list[Any] = [None] * len(self.program.steps)
-        training = self.program.model.training
+        if self.program.sizes and any(a not in (None, b) for a, b in zip(self.program.sizes, x.shape, strict=True)):
+            sizes = ", ".join("any" if size is None else str(size) for size in self.program.sizes)
+            raise ValueError(
+                f"this model was captured for inputs of shape ({sizes}), got {tuple(x.shape)}: wrap it again with an "
+                "example of that shape, or set execution = 'masked'"
+            )
+        steps = self.program.steps[self.program.model.training]
+        values: list[Any] = [None] * len(steps)
         values[0] = result = x
-        for step in self.program.steps[1:]:
-            inputs = step.train if training else step.evaluate
+        for step in steps[1:]:
+            inputs = step.inputs
             if inputs.plain:
                 args = tuple([values[a.slot] if type(a) is Ref else a for a in inputs.args])
                 result = step.rule(self, args, inputs.kwargs)

@@ -89,12 +89,11 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Step:
-    """One node of the graph: its rule, its arguments in training and in evaluation, and slots to empty after it."""
+    """One node of the graph: its rule, its arguments, and slots to empty after it."""
 
     slot: int
     rule: Rule
-    train: Arguments
-    evaluate: Arguments
+    inputs: Arguments
     release: tuple[int, ...]
     place: str  # where a user finds it
 
@@ -103,7 +102,8 @@ class Step:
 class Network:
     """The result of `trace.analyse`; `program` is None when the module cannot be followed (then `reason` says why)."""
 
-    program: list[Step] | None
+    program: list[Step] | None  # in training
+    evaluation: list[Step] = field(default_factory=list)
     reason: str = ""
     axes: dict[str, dict[int, Segments]] = field(default_factory=dict)
     reads: dict[str, int] = field(default_factory=dict)  # the axis of a parameter that its layer sums over
@@ -114,6 +114,7 @@ class Network:
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
     alias: dict[int, int] = field(default_factory=dict)  # a space as a rule knew it -> the space it was tied into
+    sizes: tuple[int | None, ...] = ()  # of an input, where the program was made for one size only
     hooked: set[str] = field(default_factory=set)  # layers that had hooks, which run as ever
 
 

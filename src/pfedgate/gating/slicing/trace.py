@@ -14,7 +14,7 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from pfedgate.gating.slicing.analysis import Analysis
+from pfedgate.gating.slicing.analysis import Analysis, Wishes
 from pfedgate.gating.slicing.axes import Layout
+from pfedgate.gating.slicing.capture import capture
+from pfedgate.gating.slicing.functional import SIGNATURES
 from pfedgate.gating.slicing.rules import Restore, choose, joins
 from pfedgate.gating.slicing.rules.operations import PoolRule, Same
 from pfedgate.gating.slicing.steps import (
@@ -55,35 +57,105 @@ def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
         twin = copy.deepcopy(model)
     except Exception as error:  # a user's module may hold anything
         return Network(None, reason=f"it cannot be copied, so it was not traced ({first_line(error)})")
-    try:
-        places = _hooked(twin)
-        train, evaluate, constants = _graphs(twin)
-        network = _network(twin, train, evaluate, _Example(twin, evaluate, example), policy)
-    except Untraceable as error:
-        return Network(None, reason=str(error))
+    reasons: list[str] = []
+    for front in (_follow, _capture):
+        try:
+            return front(copy.deepcopy(twin), example, policy)
+        except Untraceable as error:
+            reasons.append(str(error))
+    return Network(None, reason="; ".join(reasons))
+
+
+def _follow(model: nn.Module, example: Tensor, policy: Policy) -> Network:
+    """The network as `torch.fx` sees it: modules stay modules, so any size of input fits. `model` is changed."""
+    places = _hooked(model)
+    train, evaluate, constants = _graphs(model)
+    seen = _Example(model, evaluate, example)
+    network = _network(model, [_Graph(train, seen)], policy, evaluate)
     network.constants, network.hooked = constants, places
     return network
 
 
-def _network(model: nn.Module, train: fx.Graph, evaluate: fx.Graph, seen: _Example, policy: Policy) -> Network:
+def _capture(model: nn.Module, example: Tensor, policy: Policy) -> Network:
+    """The network as `torch.export` sees it: the operations that ran. `model` is changed: give a copy."""
+    for place, module in model.named_modules():
+        if has_hooks(module):
+            raise Untraceable(f"hooks run around {place or 'the model itself'}")
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None:
+            raise Untraceable(f"{place} averages statistics over all batches")
+    constants: dict[str, Tensor] = {}
+    graphs = []
+    for training in (True, False):
+        with mode(model, training), _eager_attention():
+            try:
+                with torch.no_grad(), quiet(example.device):  # what a first pass sets up is no part of it
+                    model(example.clone())
+                before = _attributes(model)
+                with quiet(example.device) as drawn:
+                    graphs.append(capture(model, example, constants))
+                    if drawn():
+                        raise Untraceable("its forward draws random numbers that are no part of its graph")
+            except Untraceable:
+                raise
+            except Exception as error:  # torch.export raises many kinds of errors
+                raise Untraceable(f"torch.export cannot capture it: {first_line(error)}") from None
+            _check_attributes(before, _attributes(model))
+    vars(model).update(constants)
+    seen = [_Example(model, graph, example, training) for graph, training in zip(graphs, (True, False), strict=True)]
+    network = _network(model, list(map(_Graph, graphs, seen)), policy)
+    network.constants = constants
+    network.sizes = next(node for node in graphs[0].nodes if node.op == "placeholder").meta["sizes"]
+    return network
+
+
+class _Graph(NamedTuple):
+    """A graph, and what ran when it was tried."""
+
+    graph: fx.Graph
+    seen: _Example
+
+
+def _network(model: nn.Module, graphs: list[_Graph], policy: Policy, twin: fx.Graph | None = None) -> Network:
+    """What can be left out of a network: in training, and in evaluation if its graph is another one.
+
+    `twin` is the graph of the evaluation that has the same steps, with other rates of dropout.
+    """
     refused: set[tuple[str, str]] = set()
+    wishes = Wishes()
     while True:
-        analysis = Analysis(model, train, seen.values, seen.count, seen.example, policy, refused)
-        program = analysis.run(choose)
-        places, outputs = _output_layers(analysis, train, program)
-        analysis.mark_outputs(places)
+        (graph, seen), before = graphs[0], wishes.copy()
+        analysis = Analysis(model, graph, seen, policy, refused, wishes)
+        programs: list[dict[str, Rule]] = []
+        layouts: list[dict[str, Any]] = []
+        outputs: set[str] = set()
+        for number, (graph, seen) in enumerate(graphs):
+            if number:
+                analysis.turn_to(graph, seen)
+            programs.append(analysis.run(choose))
+            layouts.append(analysis.layouts)
+            places, names = _output_layers(analysis, graph, programs[-1])
+            analysis.mark_outputs(places)
+            outputs |= names
         more = analysis.refusals()
+        if wishes != before:
+            continue
         if not more:
             break
         refused |= more
-    _check_writes(train, program, analysis)
-    for graph in (train, evaluate):  # costs, found above, stay those of the network as it is written
-        pool_first(graph, program, dict(model.named_modules(remove_duplicate=False)))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    steps = []
+    for (graph, seen), program, held in zip(graphs, programs, layouts, strict=True):
+        analysis.turn_to(graph, seen, held)
+        _check_writes(graph, program, analysis)
+        for one in (graph, *([twin] if twin is not None else [])):  # costs stay those of the network as it is written
+            pool_first(one, program, modules)
+            steps.append(_steps(one, program, analysis))
     resolve = analysis.spaces.resolve
     axes = {name: {a: resolve(p) for a, p in axes.items()} for name, axes in analysis.axes.items()}
     used = {segment.space for per_axis in axes.values() for segments in per_axis.values() for segment in segments}
     return Network(
-        _steps(train, evaluate, program, analysis),
+        steps[0],
+        steps[1],
         axes=axes,
         reads=analysis.reads,
         spaces={root: analysis.spaces[root] for root in analysis.spaces.roots() if root in used},
@@ -105,6 +177,8 @@ def _check_writes(graph: fx.Graph, program: dict[str, Rule], analysis: Analysis)
         copied = False
         while True:
             copied |= program[reader.name].full and analysis.layout(source) is not None
+            fills = [one.fill for n in (reader, source) if isinstance(one := analysis.layout(n), Layout)]
+            copied |= len(set(map(str, fills))) > 1  # dropped units became other numbers, for one of its names
             if copied and any(order[user] > order[node] for user in source.users if user is not reader):
                 raise Untraceable(f"{describe(node)} writes in place into a tensor that is read again later")
             rule = program[source.name]
@@ -132,8 +206,12 @@ def _output_layers(analysis: Analysis, graph: fx.Graph, program: dict[str, Rule]
     while waiting:
         node = waiting.pop()
         own = list(analysis.module(node).parameters()) if node.op == "call_module" else []
+        place = str(node.target)
+        if node.op == "call_function" and node.target in SIGNATURES:
+            own = [p for n in node.all_input_nodes if isinstance(p := analysis.attribute(n), nn.Parameter)]
+            place = getattr(program[node.name], "place", "")
         if own:
-            places.add(str(node.target))
+            places.add(place)
             names |= {analysis.parameter(p) for p in own}
         elif node.op not in ("placeholder", "get_attr"):
             sources = node.all_input_nodes
@@ -143,16 +221,19 @@ def _output_layers(analysis: Analysis, graph: fx.Graph, program: dict[str, Rule]
     return places, names
 
 
-def _steps(train: fx.Graph, evaluate: fx.Graph, program: dict[str, Rule], analysis: Analysis) -> list[Step]:
+def _steps(graph: fx.Graph, program: dict[str, Rule], analysis: Analysis) -> list[Step]:
     """Values are released after their last use, as in ordinary code: else activations would outlive their need."""
-    slots = {node.name: i for i, node in enumerate(train.nodes)}
-    last = {source.name: node.name for node in train.nodes for source in node.all_input_nodes}
+    nodes = [node for node in graph.nodes if not getattr(program[node.name], "unread", False)]
+    slots = {node.name: i for i, node in enumerate(nodes)}
+    last = {source.name: node.name for node in nodes for source in node.all_input_nodes if source.name in slots}
     release: dict[str, list[int]] = {}
     for name, user in last.items():
         release.setdefault(user, []).append(slots[name])
 
     def arguments(node: fx.Node, rule: Rule) -> Arguments:
         def ref(source: fx.Node) -> Any:
+            if source.name not in slots:  # a layer reads its weights itself
+                return None
             layout = analysis.layout(source) if rule.full else None
             return Ref(slots[source.name], layout if isinstance(layout, Layout | tuple) else None)
 
@@ -164,11 +245,11 @@ def _steps(train: fx.Graph, evaluate: fx.Graph, program: dict[str, Rule], analys
         return Arguments(tuple(args), dict(kwargs), plain)
 
     steps = []
-    for node, other in zip(train.nodes, evaluate.nodes, strict=True):
+    for node in nodes:
         rule = program[node.name]
-        train_arguments, evaluate_arguments = arguments(node, rule), arguments(other, rule)
+        place = getattr(rule, "place", "") or describe(node)
         unused = tuple(release.get(node.name, ()))
-        steps.append(Step(slots[node.name], rule, train_arguments, evaluate_arguments, unused, describe(node)))
+        steps.append(Step(slots[node.name], rule, arguments(node, rule), unused, place))
     return steps
 
 
@@ -284,11 +365,16 @@ def _trace(model: nn.Module, training: bool) -> tuple[fx.Graph, dict[str, Tensor
             raise Untraceable("its forward draws random numbers that are no part of its graph")
     new = set(vars(model)) - {name for module, name in before if module is model}
     constants = {name: vars(model).pop(name) for name in new if name.startswith("_tensor_constant")}
-    after = _attributes(model)
-    for module, name in after.keys() | before.keys():
-        if after.get((module, name), after) is not before.get((module, name), before):
-            raise Untraceable(f"its forward sets an attribute ({type(module).__name__}.{name})")
+    _check_attributes(before, _attributes(model))
     return graph, constants
+
+
+def _check_attributes(before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Module, str], Any]) -> None:
+    for module, name in after.keys() | before.keys():
+        one, other = after.get((module, name), after), before.get((module, name), before)
+        plain = isinstance(one, bool | int | float | str | tuple | list) and type(one) is type(other)
+        if one is not other and not (plain and one == other):
+            raise Untraceable(f"its forward sets an attribute ({type(module).__name__}.{name})")
 
 
 def _attributes(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
@@ -366,12 +452,14 @@ def _eager_attention() -> Iterator[None]:
 class _Example(fx.Interpreter):
     """Runs the graph on the example once and keeps every value's shape."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, example: Tensor) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, example: Tensor, training: bool = False) -> None:
         super().__init__(root, graph=graph)
         self.root, self.example = root, example
         self.values: dict[str, Any] = {}
+        self._elsewhere: dict[str, Any] | None = None
         self.counter: Any = None
         self.flops: dict[str, float] = {}
+        self.training = training
         # From the same random state; code that the graph does not show makes the two differ.
         for kind, a, b in zip(
             ("result", "gradient", "state"), self._outcome(root), self._outcome(self.run), strict=True
@@ -388,19 +476,33 @@ class _Example(fx.Interpreter):
             gradients: Any = ()
             if roots:
                 total = sum((r * torch.linspace(-1, 2, r.numel(), device=r.device).view(r.shape)).sum() for r in roots)
-                gradients = torch.autograd.grad(total, list(self.root.parameters()), allow_unused=True)  # type: ignore[arg-type]
+                asked = [p for p in self.root.parameters() if p.requires_grad]
+                gradients = torch.autograd.grad(total, asked, allow_unused=True)  # type: ignore[arg-type]
         moved = [buffer.clone() for buffer in self.root.buffers()]
         with torch.no_grad():
             for name, buffer in self.root.named_buffers():
                 buffer.copy_(buffers[name])
         return [r.detach() if isinstance(r, Tensor) else r for r in results], list(gradients), moved
 
-    def _quietly(self, run: Callable[[Tensor], Any]) -> Any:
-        with quiet(self.example.device), _eager_attention(), mode(self.root, False):
+    def _quietly(self, run: Callable[[Tensor], Any], example: Tensor | None = None) -> Any:
+        with quiet(self.example.device), _eager_attention(), mode(self.root, self.training):
             try:
-                return run(self.example.clone())
+                return run((self.example if example is None else example).clone())
             except Exception as error:  # whatever a user's forward raises
                 raise Untraceable(f"its graph does not run on the example: {first_line(error)}") from None
+
+    def elsewhere(self) -> dict[str, Any]:
+        """The shapes of all tensors for a batch with one more sample (and of other length, where tokens may be)."""
+        if self._elsewhere is None:
+            here, self.values = self.values, {}
+            example = self.example
+            more = torch.cat([example, example[:1]])
+            try:
+                with torch.no_grad():
+                    self._quietly(self.run, more)
+            finally:
+                self._elsewhere, self.values = self.values, here
+        return self._elsewhere
 
     def run_node(self, n: fx.Node) -> Any:
         before = self.counter.get_total_flops() if self.counter else 0
@@ -414,8 +516,11 @@ class _Example(fx.Interpreter):
         """FLOPs of a node. Counted only when first asked for: the counter loads a compiler, which takes seconds."""
         if not self.flops:
             self.counter = FlopCounterMode(display=False)
+            buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
             with self.counter, torch.no_grad():
                 self._quietly(self.run)
+                for name, buffer in self.root.named_buffers():
+                    buffer.copy_(buffers[name])
         return self.flops[node.name]
 
 

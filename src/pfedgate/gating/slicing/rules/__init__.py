@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pfedgate.gating.slicing.analysis import Analysis
+from pfedgate.gating.slicing.analysis import Analysis, flat
 from pfedgate.gating.slicing.axes import dense, layout_of
+from pfedgate.gating.slicing.functional import SIGNATURES, arguments, is_weight
 from pfedgate.gating.slicing.rules import operations as op
 from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
-from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule
-from pfedgate.gating.slicing.rules.sequences import AttentionRule, RecurrentRule
+from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule, RMSNormRule
+from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule
 from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
 
 if TYPE_CHECKING:
@@ -42,6 +44,12 @@ ZERO_METHODS = (
     "relu", "relu_", "tanh", "tanh_", "abs", "neg", "square", "contiguous", "clone", "detach", "float", "double",
     "type_as", "to",
 )  # fmt: skip
+# Element by element, too, but zero becomes another number, which is known.
+CONSTANT_FUNCTIONS: tuple[Any, ...] = (
+    torch.sigmoid, F.sigmoid, F.hardsigmoid, F.hardtanh, F.softplus, F.logsigmoid, torch.exp, torch.cos, torch.clamp,
+    torch.pow, operator.pow, torch.rsqrt, torch.sqrt,
+)  # fmt: skip
+CONSTANT_METHODS = ("sigmoid", "exp", "cos", "clamp", "clamp_min", "clamp_max", "pow", "rsqrt", "sqrt", "sigmoid_")
 POOL_MODULES: dict[type[nn.Module], int] = {
     nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3, nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,
     nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3, nn.AdaptiveMaxPool1d: 1,
@@ -63,10 +71,25 @@ LAYERS: dict[type[nn.Module], Maker] = {
     nn.MultiheadAttention: AttentionRule,
     **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), RecurrentRule),
     nn.PReLU: PReLURule,
+    nn.RMSNorm: RMSNormRule,
     nn.Flatten: op.Reshape,
+    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Hardtanh, nn.LogSigmoid), op.Elementwise),
     **dict.fromkeys(ZERO_MODULES, op.Same),
 }
+LAYER_FUNCTIONS: dict[Any, Maker] = {
+    **dict.fromkeys((F.linear, torch.addmm, torch.matmul), LinearRule),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), ConvRule),
+    F.batch_norm: BatchNormRule,
+    F.layer_norm: LayerNormRule,
+    F.rms_norm: RMSNormRule,
+    F.group_norm: GroupNormRule,
+    F.embedding: EmbeddingRule,
+}
 _FUNCTIONS: dict[Any, Maker] = {
+    **dict.fromkeys((torch.matmul, torch.bmm), op.BatchProduct),
+    **dict.fromkeys(CONSTANT_FUNCTIONS, op.Elementwise),
+    **dict.fromkeys((torch.softmax, F.softmax), op.Softmax),
+    F.scaled_dot_product_attention: HeadsRule,
     **dict.fromkeys(ZERO_FUNCTIONS, op.Same),
     **dict.fromkeys((torch.flatten, torch.reshape), op.Reshape),
     **dict.fromkeys((torch.transpose, torch.permute, torch.unsqueeze, torch.squeeze, torch.movedim), op.Move),
@@ -78,6 +101,10 @@ _FUNCTIONS: dict[Any, Maker] = {
     getattr: op.Field,
 }
 _METHODS: dict[str, Maker] = {
+    **dict.fromkeys(CONSTANT_METHODS, op.Elementwise),
+    **dict.fromkeys(("matmul", "bmm"), op.BatchProduct),
+    **dict.fromkeys(("split", "chunk", "unbind"), op.Split),
+    "softmax": op.Softmax,
     **dict.fromkeys(ZERO_METHODS, op.Same),
     **dict.fromkeys(("flatten", "view", "reshape"), op.Reshape),
     **dict.fromkeys(("transpose", "permute", "unsqueeze", "squeeze", "expand", "movedim", "t"), op.Move),
@@ -123,11 +150,15 @@ class Attribute(Rule):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         self.place = str(node.target)
         self.name: str | None = None
+        self.unread = False  # layers take it for their weight: they claim it, and read it themselves
         value = analysis.values[node.name]
         parameter = dict(analysis.model.named_parameters(remove_duplicate=False)).get(self.place)
         if parameter is None:
             return
         self.name = analysis.parameter(parameter)
+        if is_weight(node):
+            self.unread = True
+            return
         axis = value.ndim - 1
         if axis >= 1:
             segments = analysis.units(value.shape[axis], "parameter", self.place)
@@ -148,11 +179,18 @@ class Restore(op.AsWritten):
     def __init__(self, node: fx.Node, analysis: Analysis, reason: str) -> None:
         super().__init__(node, analysis)
         own = list(analysis.module(node).parameters()) if node.op == "call_module" else []
+        for source in node.all_input_nodes:
+            if any(math.isnan(held.fill) for held in flat(analysis.layout(source))):
+                analysis.refuse_unknown(source)
+            rule = analysis.program.get(source.name)
+            if isinstance(rule, Attribute) and rule.unread:
+                rule.unread = False
+                own.append(analysis.attribute(source))
         for parameter in own:
             analysis.claim(parameter, {})
         if own:
             analysis.note(node, f"kept whole: {reason}")
-        elif any(op.flat_layouts(analysis.layout(source)) for source in node.all_input_nodes):
+        elif any(flat(analysis.layout(source)) for source in node.all_input_nodes):
             analysis.note(node, reason)
         if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
             analysis.operation(describe(node), flops, dense(1), dense(1))
@@ -160,7 +198,7 @@ class Restore(op.AsWritten):
 
 def joins(rule: Rule) -> bool:
     """Whether all arguments of a node may flow into its result alike."""
-    return isinstance(rule, op.Add | op.Concatenate | op.Multiply | Restore)
+    return isinstance(rule, op.Result | op.Add | op.Concatenate | op.Multiply | Restore)
 
 
 def _find(node: fx.Node, analysis: Analysis) -> Rule:
@@ -180,11 +218,23 @@ def _find(node: fx.Node, analysis: Analysis) -> Rule:
         if (rule := _METHODS.get(str(node.target))) is not None:
             return rule(node, analysis)
         raise CannotSlice(f".{node.target}() has no rule, so zeros are not known to stay zero")
+    if node.op == "call_function" and node.target in SIGNATURES and (layer := _layer(node, analysis)) is not None:
+        return layer
+    if getattr(node.target, "unflattens", False):
+        return op.Result(node, analysis)
     if node.target in POOL_FUNCTIONS:
         return op.PoolRule(node, analysis, POOL_FUNCTIONS[node.target])
     if (function := _FUNCTIONS.get(node.target)) is not None:
         return function(node, analysis)
     raise CannotSlice(f"{getattr(node.target, '__name__', node.target)} has no rule: f(0) may differ from 0")
+
+
+def _layer(node: fx.Node, analysis: Analysis) -> Rule | None:
+    """The rule of a layer that is called as a function; None for a product of two tensors."""
+    weights = [analysis.attribute(arguments(node).get(name)) for name in ("weight", "bias")]
+    if node.target is torch.matmul and not isinstance(weights[0], nn.Parameter):
+        return None
+    return LAYER_FUNCTIONS[node.target](node, analysis)
 
 
 def _module(node: fx.Node, analysis: Analysis) -> Rule:

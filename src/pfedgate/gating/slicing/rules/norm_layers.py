@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from pfedgate.gating.slicing.analysis import Analysis
-from pfedgate.gating.slicing.rules.layers import parameter_names
+from pfedgate.gating.slicing.functional import layer, options
+from pfedgate.gating.slicing.rules.layers import input_of, layout_read, parameter_names, place_of
 from pfedgate.gating.slicing.steps import CannotSlice, Rule
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ class NormRule(Rule):
     kind = "norm"
 
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
-        module: Any = analysis.module(node)
-        layout = analysis.tensor_layout(node.args[0])
-        self.place = str(node.target)
+        module = layer(node, analysis)
+        self.place, self.options = place_of(node, module), options(module)
+        layout = layout_read(analysis, self, self.place, input_of(node, module))
         names = parameter_names(analysis, module)
         self.weight, self.bias = names.get("weight"), names.get("bias")
         if layout is not None:
@@ -33,7 +34,8 @@ class NormRule(Rule):
                 raise CannotSlice(reason)
             analysis.spaces.mark(layout.segments, consumer=self.kind)
         self.out = layout
-        for parameter in (module.weight, module.bias):
+        self.running = [_buffer(analysis, getattr(module, name, None)) for name in ("running_mean", "running_var")]
+        for parameter in (module.weight, getattr(module, "bias", None)):
             analysis.claim(parameter, {} if layout is None else {0: layout.segments})
 
     def misfit(self, module: Any, axis: int, ndim: int) -> str:
@@ -50,9 +52,11 @@ class BatchNormRule(NormRule):
         return "" if module.affine else "a norm without scale and shift moves zeros"
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = run.modules[self.place]
+        module = self.options or run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
         index = None if self.out is None else run.index(self.out.segments)
+        if self.options is not None:
+            return self._function(run, args[0], weight, bias, index)
         mean, var = module.running_mean, module.running_var
         moves = module.training and mean is not None
         factor = 0.0 if module.momentum is None else module.momentum
@@ -68,6 +72,31 @@ class BatchNormRule(NormRule):
             module.running_var.index_copy_(0, index, var)
         return y
 
+    def _function(
+        self, run: Sliced, x: Tensor, weight: Tensor | None, bias: Tensor | None, index: Tensor | None
+    ) -> Any:
+        """The same for `F.batch_norm`: it counts no batches, and says itself whether it trains."""
+        how = self.options
+        whole = [None if name is None else run.constant(name) for name in self.running]
+        mean, var = whole
+        if index is not None and mean is not None and var is not None:
+            mean, var = mean.index_select(0, index), var.index_select(0, index)
+        y = F.batch_norm(x, mean, var, weight, bias, how.training or mean is None, how.momentum, how.eps)
+        if index is not None and how.training:
+            for buffer, part in zip(whole, (mean, var), strict=True):
+                if buffer is not None and part is not None:
+                    buffer.index_copy_(0, index, part)
+        return y
+
+
+def _buffer(analysis: Analysis, value: Any) -> str | None:
+    """The name of a running statistic that a function was given."""
+    if not isinstance(value, fx.Node):
+        return None
+    if analysis.attribute(value) is None:
+        raise CannotSlice("its running statistics are computed")
+    return str(value.target)
+
 
 class LayerNormRule(NormRule):
     """Statistics over all units, of which the dropped ones are zero; then scale and shift of live ones."""
@@ -79,7 +108,7 @@ class LayerNormRule(NormRule):
         return "" if fits else "its scale and shift do not match the units"
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, module = args[0], run.modules[self.place]
+        x, module = args[0], self.options or run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
         if self.out is None or x.shape[-1] == self.out.length:
             return F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
@@ -91,14 +120,31 @@ class LayerNormRule(NormRule):
         return _affine(y, -1, weight, bias)
 
 
+class RMSNormRule(NormRule):
+    """The mean of squares over all units, of which the dropped ones are zero; then the scale of live ones."""
+
+    kind = "layer norm"
+
+    def misfit(self, module: Any, axis: int, ndim: int) -> str:
+        fits = axis == ndim - 1 and len(module.normalized_shape) == 1
+        return "" if fits else "its scale does not match the units"
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, module, weight = args[0], self.options or run.modules[self.place], run.optional(self.weight)
+        if self.out is None or x.shape[-1] == self.out.length:
+            return F.rms_norm(x, module.normalized_shape, weight, module.eps)
+        eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+        return _affine(x * torch.rsqrt(x.square().sum(-1, keepdim=True) / self.out.length + eps), -1, weight, None)
+
+
 class GroupNormRule(NormRule):
     """Layer norm, within each group of channels."""
 
     def misfit(self, module: Any, axis: int, ndim: int) -> str:
-        return "" if axis == 1 and module.affine else "its scale and shift do not match the units"
+        return "" if axis == 1 and module.weight is not None else "its scale and shift do not match the units"
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, module = args[0], run.modules[self.place]
+        x, module = args[0], self.options or run.modules[self.place]
         weight, bias = run.optional(self.weight), run.optional(self.bias)
         index = None if self.out is None else run.index(self.out.segments)
         if index is None:

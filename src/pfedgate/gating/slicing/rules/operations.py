@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
-from pfedgate.gating.slicing.analysis import Analysis
-from pfedgate.gating.slicing.axes import Layout, Segment, dense
+from pfedgate.gating.slicing.analysis import Analysis, flat
+from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, length
 from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe
 
 if TYPE_CHECKING:
@@ -42,13 +44,145 @@ class Same(AsWritten):
 
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         super().__init__(node, analysis)
-        self.out = analysis.tensor_layout(node.args[0])
-        module = analysis.module(node) if node.op == "call_module" else None
-        name = type(module).__name__ if module is not None else getattr(node.target, "__name__", str(node.target))
-        if name not in ("to", "type_as") and any(analysis.layout(n) is not None for n in node.all_input_nodes[1:]):
-            raise CannotSlice("another argument than the first holds units")
+        keeps = _name(node, analysis) in _KEEPING
+        self.out = analysis.tensor_layout(node.args[0], filled=keeps)
+        self._only_first(node, analysis)
+        module, name = analysis.module(node) if node.op == "call_module" else None, _name(node, analysis)
         inplace = getattr(module, "inplace", False) or node.kwargs.get("inplace", False) or name.endswith("_")
         self.view = bool(inplace) or name in ("Identity", "contiguous", "detach", "to", "type_as", "float", "double")
+
+    @staticmethod
+    def _only_first(node: fx.Node, analysis: Analysis) -> None:
+        others = [n for n in node.all_input_nodes if n is not node.args[0] and analysis.layout(n) is not None]
+        if others and _name(node, analysis) not in ("to", "type_as"):
+            raise CannotSlice("another argument than the first holds units")
+
+
+_KEEPING = {"Identity", "contiguous", "clone", "detach", "to", "type_as", "float", "double"}  # every value
+
+
+def _name(node: fx.Node, analysis: Analysis) -> str:
+    """What a node calls, for short."""
+    if node.op == "call_module":
+        return type(analysis.module(node)).__name__
+    return str(getattr(node.target, "__name__", node.target))
+
+
+class Elementwise(Same):
+    """Keeps every unit where it is; what zero becomes is computed once."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        AsWritten.__init__(self, node, analysis)
+        held = analysis.tensor_layout(node.args[0], filled=True)
+        if held is None:
+            self._only_first(node, analysis)
+            return
+        rest = (node.args[1:], node.kwargs)
+        if len(node.all_input_nodes) > 1 or math.isnan(held.fill):
+            raise CannotSlice("what zero becomes is not known")
+        value = torch.full((1,) * len(analysis.shape(node.args[0])), held.fill, dtype=torch.float64)
+        call: Any = analysis.module(node) if node.op == "call_module" else functools.partial(super().__call__, None)  # type: ignore[arg-type]
+        fill = float(call(value) if node.op == "call_module" else call((value, *rest[0]), rest[1]))
+        if not math.isfinite(fill):
+            raise CannotSlice(f"zero becomes {fill}")
+        self.view = _name(node, analysis).endswith("_") or bool(getattr(call, "inplace", False))
+        self.out = dataclasses.replace(held, fill=fill)
+
+
+class Softmax(AsWritten):
+    """Along another axis than that of heads: what comes out for a dropped head meets its values, which are zero."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        held = analysis.tensor_layout(node.args[0], filled=True)
+        if held is None:
+            return
+        dim: Any = keyword(node, ("dim",), node.args[1] if len(node.args) > 1 else None)
+        if not isinstance(dim, int) or dim % len(analysis.shape(node)) == held.axis:
+            raise CannotSlice("it is normalised over the units")
+        self.out = unknown(node, analysis, held)
+
+
+def unknown(node: fx.Node, analysis: Analysis, held: Layout) -> Layout:
+    """A layout in which dropped units are numbers that nobody knows; not of a tensor that is needed whole."""
+    if ("unknown", node.name) in analysis.refused:
+        raise CannotSlice("it is read where dropped units would count")
+    return dataclasses.replace(held, fill=math.nan)
+
+
+class BatchProduct(AsWritten):
+    """Products of matrices, one for each head: zero where either side is."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        operands = _operands(node)
+        layouts = [analysis.tensor_layout(a, filled=True) for a in operands]
+        one, two = layouts
+        if one is None or two is None:
+            raise CannotSlice("it sums over units, or one side has none")
+        ranks = {len(analysis.shape(a)) for a in operands} | {len(analysis.shape(node))}
+        if len(ranks) > 1 or one.axis != two.axis or one.axis > ranks.pop() - 3:
+            raise CannotSlice("it sums over units, or one side holds them elsewhere")
+        if one.fill != 0 and two.fill != 0:
+            raise CannotSlice("dropped units are not zero there")
+        analysis.tie(one, two)
+        self.out = dataclasses.replace(one, fill=0.0)
+        if flops := analysis.count(node):
+            analysis.operation(describe(node), flops, one.segments, dense(1))
+
+
+class Split(AsWritten):
+    """Parts of a tensor: along the units' axis every part has units of its own."""
+
+    view = True
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        self.parts: list[Segments] | None = None
+        self.axis, self.take = 0, str(node.target) == "unbind"
+        held = analysis.tensor_layout(node.args[0], filled=True)
+        if held is None:
+            return
+        values: Any = analysis.values[node.name]
+        at = 0 if self.take else 1
+        dim: Any = keyword(node, ("dim",), node.args[at + 1] if len(node.args) > at + 1 else 0)
+        axis = self.axis = dim % len(analysis.shape(node.args[0]))
+        if axis != held.axis:
+            self.out = tuple(held.moved(held.axis - (self.take and axis < held.axis)) for _ in values)
+            return
+        if self.take:
+            raise CannotSlice("it takes the units one by one")
+        self.parts = portions(analysis, held, tuple(value.shape[axis] for value in values))
+        self.out = tuple(layout_like(held, part) for part in self.parts)
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.parts is None:
+            return super().__call__(run, args, kwargs)
+        return torch.split(args[0], [run.count(part) for part in self.parts], self.axis)
+
+
+def layout_like(held: Layout, segments: Segments) -> Layout | None:
+    """The same layout of other units; None where nothing can be missing."""
+    return None if is_dense(segments) else dataclasses.replace(held, segments=segments)
+
+
+def portions(analysis: Analysis, held: Layout, lengths: tuple[int, ...]) -> list[Segments]:
+    """The units of consecutive parts of an axis; if they cross its segments, the pass that follows cuts there."""
+    parts: list[Segments] = []
+    waiting = list(held.segments)
+    for size in lengths:
+        part: list[Segment] = []
+        while waiting and length(tuple(part)) + waiting[0].length <= size:
+            part.append(waiting.pop(0))
+        if waiting and (rest := size - length(tuple(part))):
+            if waiting[0].space is not None:
+                if len(held.segments) == 1:
+                    analysis.wish(held.segments, parts=lengths)
+                raise CannotSlice("it parts a set of units")
+            part.append(Segment(None, rest))
+            waiting[0] = Segment(None, waiting[0].length - rest)
+        parts.append(tuple(part))
+    return parts
 
 
 class PoolRule(AsWritten):
@@ -81,16 +215,50 @@ class Add(AsWritten):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         super().__init__(node, analysis)
         a, b = _operands(node)
-        one, two = analysis.tensor_layout(a), analysis.tensor_layout(b)
+        self.pick: tuple[int, Layout] | None = None
+        one, two = (analysis.tensor_layout(side, filled=True) for side in (a, b))
         if one is None and two is None:
             return
         if one is None or two is None:
-            raise CannotSlice("one side of the sum is complete, so the sum is")
+            self._one_sided(node, analysis, one or two, 0 if two is None else 1)
+            return
         ranks = [len(analysis.shape(x)) for x in (a, b)]
         if one.axis - ranks[0] != two.axis - ranks[1]:
             raise CannotSlice("the two sides of the sum hold their units on different axes")
         analysis.tie(one, two)
+        sign = -1 if "sub" in str(getattr(node.target, "__name__", node.target)) else 1
         self.out = one if ranks[0] >= ranks[1] else two
+        if one.fill or two.fill:
+            if node.kwargs:
+                raise CannotSlice("dropped units are not zero there")
+            self.out = dataclasses.replace(self.out, fill=one.fill + sign * two.fill)
+
+    def _one_sided(self, node: fx.Node, analysis: Analysis, held: Layout | None, side: int) -> None:
+        """Units plus a number, which is what dropped ones become; or heads plus a mask that nobody reads for them."""
+        assert held is not None
+        other = _operands(node)[1 - side]
+        if isinstance(other, int | float) and not node.kwargs and not math.isnan(held.fill):
+            minus = "sub" in str(getattr(node.target, "__name__", node.target))
+            first, second = (held.fill, other) if side == 0 else (other, held.fill)
+            self.out = dataclasses.replace(held, fill=first - second if minus else first + second)
+            return
+        heads = all(s.space is None or analysis.is_heads(s.space) for s in held.segments)
+        if (
+            not heads
+            or isinstance(other, int | float)
+            or len(analysis.shape(_operands(node)[side])) < len(analysis.shape(node))
+        ):
+            raise CannotSlice("one side of the sum is complete, so the sum is")
+        axis = held.axis - len(analysis.shape(node)) + len(analysis.shape(other))
+        if axis >= 0 and analysis.shape(other)[axis] == held.length:
+            self.pick = (1 - side, Layout(axis, held.segments))
+        self.out = unknown(node, analysis, held)
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.pick is not None:
+            place, layout = self.pick
+            args = tuple(run.pick(a, layout) if i == place else a for i, a in enumerate(args))
+        return super().__call__(run, args, kwargs)
 
 
 class Multiply(AsWritten):
@@ -100,15 +268,21 @@ class Multiply(AsWritten):
         super().__init__(node, analysis)
         self.pick: tuple[int, Layout] | None = None
         operands = _operands(node)
-        layouts = [analysis.tensor_layout(a) for a in operands]
+        layouts = [analysis.tensor_layout(a, filled=True) for a in operands]
         if layouts == [None, None]:
             return
         tensors = [isinstance(a, fx.Node) and isinstance(analysis.values[a.name], Tensor) for a in operands]
         divides = "div" in getattr(node.target, "__name__", str(node.target))
         if divides and layouts[1] is not None:
             raise CannotSlice("it divides by the units")
+        held = layouts[0] or layouts[1]
+        assert held is not None
         if not all(tensors):
-            self.out = layouts[0] or layouts[1]
+            number = operands[1] if layouts[0] is not None else operands[0]
+            if held.fill and not isinstance(number, int | float):
+                raise CannotSlice("dropped units are not zero there")
+            fill = 0.0 if not held.fill else held.fill / number if divides else held.fill * number
+            self.out = dataclasses.replace(held, fill=fill)
             return
         if divides:
             raise CannotSlice("the divisor may be zero")
@@ -117,11 +291,13 @@ class Multiply(AsWritten):
             if layouts[0].axis - ranks[0] != layouts[1].axis - ranks[1]:
                 raise CannotSlice("the two factors hold their units on different axes")
             analysis.tie(layouts[0], layouts[1])
-            self.out = layouts[0] if ranks[0] >= ranks[1] else layouts[1]
+            fills = [layout.fill for layout in layouts if layout is not None]
+            fill = 0.0 if 0.0 in fills else fills[0] * fills[1]
+            self.out = dataclasses.replace(held if ranks[0] >= ranks[1] else layouts[1], fill=fill)
             return
+        if held.fill:
+            raise CannotSlice("dropped units are not zero there")
         side = 0 if layouts[0] is not None else 1
-        held = layouts[side]
-        assert held is not None
         if ranks[side] < max(ranks):
             raise CannotSlice("the other factor has more axes")
         axis = held.axis - ranks[side] + ranks[1 - side]
@@ -186,7 +362,7 @@ class Reshape(AsWritten):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         super().__init__(node, analysis)
         self.how = "as written"
-        layout = analysis.tensor_layout(node.args[0])
+        layout = analysis.tensor_layout(node.args[0], filled=True)
         if layout is None:
             return
         before, after = analysis.shape(node.args[0]), analysis.shape(node)
@@ -201,7 +377,43 @@ class Reshape(AsWritten):
         elif axis == len(before) - 1 and after == (math.prod(before[:axis]), before[axis]):
             self.how, self.out = "rows", layout.moved(1)
         else:
+            self.how = "as written" if flatten else "sizes"
+            elsewhere = [analysis.shape(n, elsewhere=True) for n in (node.args[0], node)]
+            old, new = aligned(before, after, layout.axis)
+            if any(before[i] != elsewhere[0][i] for i in old) or any(after[i] != elsewhere[1][i] for i in new):
+                raise CannotSlice("the reshape mixes units with the samples of a batch")
+            self._regroup(analysis, layout, before, after)
+
+    def _regroup(self, analysis: Analysis, layout: Layout, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        """Axes join and part: units stay whole if theirs is the outermost of those that join, and where it parts."""
+        old, new = aligned(before, after, layout.axis)
+        if any(before[i] != 1 for i in old if i < layout.axis):
             raise CannotSlice("the reshape mixes units with other positions")
+        self.joined = (layout.axis + 1, old[-1] + 1)
+        segments = layout.merged(math.prod(before[layout.axis + 1 : old[-1] + 1])).segments
+        wide = [i for i in new if after[i] != 1] or list(new[:1])
+        target, self.tail, self.sets = wide[0], math.prod(after[wide[0] + 1 : new[-1] + 1]), 1
+        if len(segments) == 1 and len(wide) > 2 and after[target] in (2, 3) and segments[0].units % after[target] == 0:
+            size = length(segments) // after[target]
+            analysis.wish(segments, parts=(size,) * after[target])
+            raise CannotSlice("it parts a set of units")
+        if len(segments) > 1 and len(wide) > 1 and len(segments) == after[target]:
+            # Several sets of units side by side (queries, keys, values) become an axis: they are one set from here on.
+            one = layout_like(layout, segments[:1])
+            for other in segments[1:]:
+                rest = layout_like(layout, (other,))
+                if one is None or rest is None:
+                    raise CannotSlice("only some of its parts hold units")
+                analysis.tie(one, rest)
+            self.sets, target, segments = len(segments), wide[1], segments[:1]
+            self.tail = math.prod(after[target + 1 : new[-1] + 1])
+        if any(segment.inner % self.tail for segment in segments):
+            if len(segments) == 1 and self.tail % segments[0].inner == 0:
+                analysis.wish(segments, units=after[target])
+            raise CannotSlice("the reshape parts units")
+        self.unit_axis = target
+        inner = tuple(Segment(s.space, s.units, s.inner // self.tail) for s in segments)
+        self.out = dataclasses.replace(layout, axis=target, segments=inner)
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = args[0]
@@ -209,11 +421,44 @@ class Reshape(AsWritten):
             return x.flatten(self.axis)
         if self.how == "rows":
             return x.flatten(0, self.axis - 1)
+        if self.how == "sizes":
+            sizes = list(args[1]) if isinstance(args[1], tuple | list) else list(args[1:])
+            if all(isinstance(size, int) and size == -1 for i, size in enumerate(sizes) if i == self.unit_axis):
+                return x.reshape(sizes)
+            if any(isinstance(size, int) and size == -1 for size in sizes):
+                live = x.shape[self.axis] * math.prod(x.shape[slice(*self.joined)])
+                sizes[self.unit_axis] = live // (self.tail * self.sets)
+            else:
+                sizes[self.unit_axis] = -1
+            return x.reshape(sizes)
         if self.how == "tail":
             sizes = list(args[1]) if isinstance(args[1], tuple | list) else list(args[1:])
             sizes[self.axis] = x.shape[self.axis]  # the written size counts all units
             return x.reshape(sizes)
         return super().__call__(run, args, kwargs)
+
+
+def aligned(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> tuple[list[int], list[int]]:
+    """The smallest runs of axes, one of them `axis`, that hold the same positions before and after a reshape.
+
+    >>> aligned((8, 16, 64), (8, 16, 4, 16), axis=2), aligned((8, 16, 4, 16), (8, 16, 64), axis=2)
+    (([2], [2, 3]), ([2, 3], [2]))
+    """
+    i = j = 0
+    while True:
+        old, new, left, right = [i], [j], before[i], after[j] if j < len(after) else 1
+        while left != right:
+            if left <= right and old[-1] + 1 < len(before):
+                old.append(old[-1] + 1)
+                left *= before[old[-1]]
+            elif new[-1] + 1 < len(after):
+                new.append(new[-1] + 1)
+                right *= after[new[-1]]
+            else:
+                raise CannotSlice("the reshape mixes units with other positions")
+        if axis in old:
+            return old, new
+        i, j = old[-1] + 1, new[-1] + 1
 
 
 class Move(AsWritten):
@@ -224,7 +469,7 @@ class Move(AsWritten):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         super().__init__(node, analysis)
         self.expand = str(node.target) == "expand"
-        layout = analysis.tensor_layout(node.args[0])
+        layout = analysis.tensor_layout(node.args[0], filled=True)
         if layout is None:
             return
         before, after = analysis.shape(node.args[0]), analysis.shape(node)
@@ -267,12 +512,25 @@ class Reduce(AsWritten):
         if not all(isinstance(d, int) for d in dims) or not dims:
             raise CannotSlice("it reduces over the units")
         gone = {d % rank for d in dims}
+        self.divisor: float | None = None
         if layout.axis in gone:
-            raise CannotSlice("it reduces over the units")
+            if _name(node, analysis) not in ("sum", "mean") or node.kwargs.get("dtype") is not None:
+                raise CannotSlice("it reduces over the units")
+            # Dropped units add nothing. What comes out is complete.
+            analysis.spaces.mark(layout.segments, consumer="layer norm")
+            if _name(node, analysis) == "mean":
+                self.divisor = layout.length
+            self.axis = layout.axis
+            return
         keep = keyword(node, ("keepdim", "keepdims"), node.args[2] if len(node.args) > 2 else False)
         moved = layout.moved(layout.axis - (0 if keep else sum(d < layout.axis for d in gone)))
         # max and min also return where: position 0 for a dropped unit, as for any row of zeros.
         self.out = moved if isinstance(analysis.values[node.name], Tensor) else (moved, moved)
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        y = super().__call__(run, args, kwargs)
+        divisor = getattr(self, "divisor", None)
+        return y if divisor is None else y * (args[0].shape[self.axis] / divisor)
 
 
 class Item(Rule):
@@ -291,15 +549,37 @@ class Item(Rule):
             if any(analysis.layout(source) is not None for source in node.all_input_nodes):
                 raise CannotSlice("it is indexed by units")
             return
+        self.cut: tuple[int, Segments, Segments] | None = None
         entries: Any = index if isinstance(index, tuple) else (index,)
         if any(isinstance(e, bool) or not isinstance(e, int | slice) for e in entries):
             raise CannotSlice("it is indexed by a tensor, None or ...")
+        axis = held.axis - sum(isinstance(e, int) for e in entries[: held.axis])
+        self.out = held.moved(axis)
         if len(entries) > held.axis and entries[held.axis] != slice(None):
-            raise CannotSlice("it picks some of the units by number")
-        self.out = held.moved(held.axis - sum(isinstance(e, int) for e in entries[: held.axis]))
+            entry = entries[held.axis]
+            ends = (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (None,)
+            if len(ends) == 1 or ends[2] not in (None, 1) or any(isinstance(e, fx.Node) for e in ends):
+                raise CannotSlice("it picks some of the units by number")
+            start, stop, _ = entry.indices(held.length)
+            before, part, _ = _ends(analysis, held, (start, stop - start, held.length - stop))
+            self.cut, self.out = (held.axis, before, part), layout_like(self.out, part)
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0][args[1]]
+        cut = getattr(self, "cut", None)
+        if cut is None:
+            return args[0][args[1]]
+        axis, before, part = cut
+        entries: list[Any] = list(args[1]) if isinstance(args[1], tuple) else [args[1]]
+        start = run.count(before) if before else 0
+        entries[axis] = slice(start, start + run.count(part))
+        return args[0][tuple(entries)]
+
+
+def _ends(analysis: Analysis, held: Layout, edges: tuple[int, ...]) -> list[Segments]:
+    """The units of parts, of which some may be empty."""
+    given = tuple(edge for edge in edges if edge)
+    parts = iter(portions(analysis, held, given))
+    return [next(parts) if edge else () for edge in edges]
 
 
 class Field(Rule):
@@ -352,7 +632,7 @@ class Output(Rule):
 
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         for source in node.all_input_nodes:
-            for held in flat_layouts(analysis.layout(source)):
+            for held in flat(analysis.layout(source)):
                 analysis.spaces.mark(held.segments, output=True)
                 analysis.note(node, f"the result of {describe(source)} leaves the network, so it is completed")
 
@@ -360,8 +640,12 @@ class Output(Rule):
         return args[0]
 
 
-def flat_layouts(held: Any) -> list[Layout]:
-    """The layouts of a node that may return several tensors."""
-    if isinstance(held, tuple):
-        return [layout for one in held for layout in flat_layouts(one)]
-    return [held] if isinstance(held, Layout) else []
+class Result(Output):
+    """What a network returns, put together: a tuple, a dict, a dataclass."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        self.put: Any = node.target
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.put(*args)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from pfedgate.gating.slicing.analysis import Analysis
-from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, layout_of
+from pfedgate.gating.slicing.analysis import Analysis, flat
+from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, layout_of, length
 from pfedgate.gating.slicing.rules.layers import parameter_names, units_read
-from pfedgate.gating.slicing.steps import CannotSlice, Rule
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe
 
 if TYPE_CHECKING:
     from pfedgate.gating.slicing.execute import Sliced
@@ -45,7 +45,7 @@ class AttentionRule(Rule):
         self.names = parameter_names(analysis, module)
         self.outer = parameter_names(analysis, module.out_proj)
         width, heads = module.embed_dim, module.num_heads
-        read, self.inputs = units_read(analysis, node, x, 2, width, "attention")
+        read, self.inputs = units_read(analysis, self, self.place, x, 2, width, "attention")
         units = analysis.units(heads, "heads", place)
         inner = dense(width) if is_dense(units) else (Segment(units[0].space, heads, width // heads),)
         written = analysis.units(width, "attention", place)
@@ -81,6 +81,61 @@ class AttentionRule(Rule):
         return (y if module.batch_first else y.transpose(0, 1)), None
 
 
+class HeadsRule(Rule):
+    """Attention of queries, keys and values that are given by heads; fewer keys and values than queries may serve."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        layouts = [analysis.tensor_layout(given[name], filled=True) for name in names[:3]]
+        mask, self.mask = given.get("attn_mask"), None
+        axis = len(analysis.shape(node)) - 3
+        present = [layout for layout in layouts if layout is not None]
+        if not present and analysis.layout(mask) is None:
+            return self._cost(node, analysis, dense(1))
+        if (held := analysis.layout(mask)) is not None:
+            for one in flat(held):  # what shifts scores, often in many layers, is not worth cutting: heads are
+                for segment in one.segments:
+                    if segment.space is not None:
+                        analysis.clashes.update(analysis.spaces[segment.space].producers)
+            raise CannotSlice("its mask holds units")
+        if len(present) < 3 or any(one.axis != axis or one.fill for one in present):
+            raise CannotSlice("queries, keys and values do not all hold heads")
+        query, key, value = present
+        analysis.tie(key, value)
+        few, many = length(key.segments), length(query.segments)
+        if few == many:
+            analysis.tie(query, key)
+        else:  # each head of keys serves several of queries
+            a, b = query.segments[0], key.segments[0]
+            if len(query.segments) > 1 or len(key.segments) > 1 or a.space is None or b.space is None:
+                raise CannotSlice("queries and keys hold their heads in different ways")
+            if a.units != b.units:
+                analysis.wish((max(a, b, key=lambda one: one.units),), units=min(a.units, b.units))
+                raise CannotSlice("queries and keys are cut in different ways")
+            analysis.spaces.union(a.space, b.space)
+        if isinstance(mask, fx.Node):
+            place = axis - len(analysis.shape(node)) + len(analysis.shape(mask))
+            if place >= 0 and analysis.shape(mask)[place] == many:
+                self.mask = Layout(place, query.segments)
+        analysis.spaces.mark(query.segments, consumer="attention")
+        self.out = query
+        self._cost(node, analysis, query.segments)
+
+    @staticmethod
+    def _cost(node: fx.Node, analysis: Analysis, heads: Segments) -> None:
+        if flops := analysis.count(node):
+            analysis.operation(describe(node), flops, heads, dense(1))
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.mask is not None:
+            if "attn_mask" in kwargs:
+                kwargs = {**kwargs, "attn_mask": run.pick(kwargs["attn_mask"], self.mask)}
+            else:
+                args = (*args[:3], run.pick(args[3], self.mask), *args[4:])
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
 class RecurrentRule(Rule):
     """RNN, GRU and LSTM by hidden units: without weights a unit's state starts at zero and stays there."""
 
@@ -93,7 +148,7 @@ class RecurrentRule(Rule):
             raise CannotSlice("a recurrent layer with projections or without a batch axis")
         names = parameter_names(analysis, module)
         gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
-        read, self.inputs = units_read(analysis, node, node.args[0], 2, module.input_size, "recurrent")
+        read, self.inputs = units_read(analysis, self, self.place, node.args[0], 2, module.input_size, "recurrent")
         rows = float(analysis.shape(node.args[0])[0] * analysis.shape(node.args[0])[1])
         self.read = read
         self.layers: list[list[str]] = []
