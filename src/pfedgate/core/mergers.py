@@ -5,7 +5,7 @@
     server = merger.result()
 
 `WeightedMean` is the default. Methods that send something else have a merger of their own beside
-them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.masks`), per element
+them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.structures`), per element
 (`algorithms.heterofl.narrow`), gradients of a hypernetwork (`algorithms.pfedhn`). What bounds the
 influence of a single client lies around any of them: `core.robust`.
 """
