@@ -177,6 +177,27 @@ def test_sizes_that_were_not_captured_are_refused() -> None:
         gated(torch.randn(4, 3, 9, 9))
 
 
+def test_what_no_rule_knows_counts_in_full() -> None:
+    """A fault: FLOPs that were counted are forgotten when shapes are looked up for another batch."""
+
+    class Upside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.heads = nn.ConvTranspose1d(8, 8, 3), nn.Linear(STEPS + 2, 32)
+            self.out = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor, **options: Any) -> Tensor:
+            h = self.heads(F.relu(self.up(x))).view(x.shape[0], 8, 4, -1).transpose(1, 2)
+            return self.out(F.relu(h.transpose(1, 2).flatten(2)) if x.shape[0] else x)
+
+    model, x = Upside(), torch.randn(3, 8, STEPS)
+    gated = pfedgate.gate(model, x, Budget(params=0.9), gate=SMALL, execution="sliced")
+    places = {one.place for one in gated.plan.network.operations}  # type: ignore[union-attr]
+    assert {"heads", "out"} < places
+    assert len(places) == 3
+    gated.verify(x)
+
+
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:
     assert aligned((3, 6, 32), (3, 6, 4, 8), 2) == ([2], [2, 3])
     assert aligned((18, 32), (3, 6, 32), 1) == ([1], [2])

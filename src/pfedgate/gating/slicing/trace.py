@@ -508,16 +508,18 @@ class _Example(fx.Interpreter):
                 raise Untraceable(f"its graph does not run on the example: {first_line(error)}") from None
 
     def elsewhere(self) -> dict[str, Any]:
-        """The shapes of all tensors for a batch with one more sample (and of other length, where tokens may be)."""
+        """The shapes of all tensors for a batch with one more sample."""
         if self._elsewhere is None:
-            here, self.values = self.values, {}
-            example = self.example
-            more = torch.cat([example, example[:1]])
+            here, counter = self.values, self.counter
+            self.values, self.counter = {}, None
+            buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
             try:
                 with torch.no_grad():
-                    self._quietly(self.run, more)
+                    self._quietly(self.run, torch.cat([self.example, self.example[:1]]))
+                    for name, buffer in self.root.named_buffers():
+                        buffer.copy_(buffers[name])
             finally:
-                self._elsewhere, self.values = self.values, here
+                self._elsewhere, self.values, self.counter = self.values, here, counter
         return self._elsewhere
 
     def run_node(self, n: fx.Node) -> Any:
