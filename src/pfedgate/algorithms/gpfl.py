@@ -97,9 +97,10 @@ class GPFL(parts.PrivatePart):
             if names is not None:
                 return loss
             head: Any = model.get_submodule(layer)
-            common = head.valve(entered, generic)
+            common: Tensor = head.valve(entered, generic)
             cosines = F.linear(F.normalize(common), F.normalize(head.embedding.weight))
-            return loss + F.cross_entropy(cosines, batch.y) + self.lam * torch.norm(common - frozen[batch.y])
+            pull = torch.linalg.vector_norm(common - frozen[batch.y])
+            return loss + F.cross_entropy(cosines, batch.y) + self.lam * pull
 
         own = parts.parameters(self.whole, self.own)
         done = fit(
