@@ -93,14 +93,15 @@ class GPFL(parts.PrivatePart):
 
         def objective(model: nn.Module, batch: Batch) -> Tensor:
             entered, output = parts.features(model, layer, batch.x)
-            loss = self.task.loss(output, batch.y).mean()
+            loss: Tensor = self.task.loss(output, batch.y).mean()
             if names is not None:
                 return loss
             head: Any = model.get_submodule(layer)
             common: Tensor = head.valve(entered, generic)
             cosines = F.linear(F.normalize(common), F.normalize(head.embedding.weight))
-            pull = torch.linalg.vector_norm(common - frozen[batch.y])
-            return loss + F.cross_entropy(cosines, batch.y) + self.lam * pull
+            pull: Tensor = torch.linalg.vector_norm(common - frozen[batch.y])
+            loss = loss + F.cross_entropy(cosines, batch.y) + self.lam * pull
+            return loss
 
         own = parts.parameters(self.whole, self.own)
         done = fit(
