@@ -43,8 +43,8 @@ from pfedgate.engine.store import MemoryStore
 from pfedgate.fleet.pace import Pace
 from pfedgate.models import build as build_model
 from pfedgate.runs.folder import Run
+from pfedgate.training.dpsgd import Noisy
 from pfedgate.training.fit import fit
-from pfedgate.training.private import Noisy
 from pfedgate.training.workspace import Batch, workspace
 
 pytest.importorskip("opacus", reason="epsilon is counted with the extra privacy")

@@ -328,7 +328,7 @@ class Task:
     local_lr: float | None = None  # None: as in training
     local_epochs: int | None = None
 
-    private: Privacy | None = None  # clients train by DP-SGD (level "sample"): see `training.private`
+    private: Privacy | None = None  # clients train by DP-SGD (level "sample"): see `training.dpsgd`
 
     kind: str = "classification"  # see `kinds`
     metrics: tuple[Metric, ...] = ()  # also names of `kinds.METRICS` or functions; the first decides what is best

@@ -23,7 +23,7 @@ from pfedgate.core.privacy import NoisyMean, uniform
 from pfedgate.core.robust import FOR_ALL
 from pfedgate.core.types import Card, Privacy, Round, State
 from pfedgate.engine.roster import Options, Roster
-from pfedgate.training.private import share_and_steps, unfit
+from pfedgate.training.dpsgd import share_and_steps, unfit
 
 INSTALL = "pip install 'pfedgate[privacy]'"
 

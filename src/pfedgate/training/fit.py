@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pfedgate.core.modules import skeleton, smallest_batch
 from pfedgate.core.seeds import orders, seeded
 from pfedgate.core.types import Local, Objective, Part, State, Task
-from pfedgate.training.private import Noisy
+from pfedgate.training.dpsgd import Noisy
 from pfedgate.training.workspace import Batch, Stepper, Workspace, flops_per_sample, workspace
 
 __all__ = ["Batch", "Fit", "Score", "Workspace", "evaluate", "fit", "loop", "workspace"]
