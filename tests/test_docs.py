@@ -25,6 +25,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.filterwarnings("ignore:this recipe runs code")  # it is meant to
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != ROOT / "README.md"], ids=name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(page, tmp_path, monkeypatch)

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,11 @@ def violations(path: Path, source: str) -> list[str]:
 @pytest.mark.parametrize("path", sources(), ids=module_of)
 def test_imports_point_downwards(path: Path) -> None:
     assert not violations(path, path.read_text(encoding="utf-8"))
+
+
+def test_no_file_name_occurs_twice() -> None:
+    counts = Counter(path.name for path in sources() if path.name not in ("__init__.py", "__main__.py"))
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_every_room_has_a_floor() -> None:

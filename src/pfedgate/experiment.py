@@ -20,7 +20,9 @@ import torch
 from torch import nn
 
 from pfedgate import algorithms, models
+from pfedgate.config import code
 from pfedgate.config import options as catalogue
+from pfedgate.config.code import Code
 from pfedgate.config.recipe import GIVEN, Recipe, RecipeError, resolve
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import warn
@@ -88,7 +90,7 @@ class Experiment:
             exchange=exchange,
             folder=folder,
             resume=resume,
-            callbacks=[*GateLog.wanted(*parts, folder), *callbacks],
+            callbacks=[*GateLog.wanted(*parts, folder), *map(Code.of, self.recipe.run.callbacks), *callbacks],
         )
         return Trained(
             **vars(result),
@@ -189,7 +191,7 @@ def load(path: str | Path, *, which: str = "last", data: Any = None, model: Any 
 
 
 def _title(recipe: Recipe) -> str:
-    return f"{recipe.algorithm.name} on {recipe.data.name}, {recipe.model.name}"
+    return f"{recipe.algorithm.name} on {recipe.data.label}, {recipe.model.label}"
 
 
 def recipe_of(source: Source = None, *layers: Any, data: Any = None, model: Any = None) -> Recipe:
@@ -285,13 +287,14 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
         kind=kind,
-        loss=None if goal.loss == "auto" else goal.loss,  # type: ignore[arg-type]  # names become functions
-        metrics=goal.metrics,  # type: ignore[arg-type]
+        loss=None if goal.loss == "auto" else _named(goal.loss),  # type: ignore[arg-type]  # names become functions
+        metrics=tuple(map(_named, goal.metrics)),
         classes=(shape.classes or None) if kind == "classification" else None,
-        initial_scale=train.initial_scale if model is None else 1.0,
+        initial_scale=train.initial_scale if model is None and not code.is_code(recipe.model.name) else 1.0,
         correction=train.correction,
         shift=train.shift,
         shift_lr=train.shift_lr,
+        private=recipe.privacy if recipe.privacy.level == "sample" else None,
         local_lr=recipe.evaluate.local_lr,
         local_epochs=recipe.evaluate.local_epochs,
         example=Example((train.batch, *shape.shape), shape.dtype),
@@ -345,10 +348,19 @@ def _check_given(kind: str, name: str, value: Any) -> None:
         )
 
 
-def _network(recipe: Recipe, shape: DataShape) -> Network:
+def _network(recipe: Recipe, shape: DataShape) -> Callable[[], nn.Module]:
+    name, options = recipe.model.name, recipe.model.options
+    if code.is_code(name):
+        known = {"input_shape": shape.shape, "classes": shape.classes}
+        return Code.of(name, **options, **{key: known[key] for key in code.arguments(name) if key in known})
     if not shape.classes:
         raise RecipeError("a model by name needs data with `classes`, how many there are; or give model=…")
     return Network(recipe.model.name, shape.shape, shape.classes, tuple(sorted(recipe.model.options.items())))
+
+
+def _named(text: str) -> Any:
+    """A loss or metric by name as it is, or the function in a file."""
+    return Code.of(text) if code.is_code(text) else text
 
 
 def _factory(model: Any) -> Callable[[], nn.Module]:

@@ -13,7 +13,7 @@ from tests.support.toys import clusters, first, local, plain_mlp, run, scores, s
 from pfedgate import data, models
 from pfedgate.algorithms import build
 from pfedgate.algorithms.fedmask import KNOWN, MEAN, SERVED, FedMask, _mark
-from pfedgate.algorithms.fedmask.masks import (
+from pfedgate.algorithms.fedmask.structures import (
     BITS,
     KEPT,
     BitMean,

@@ -89,7 +89,7 @@ VARIATIONS: dict[str, Case] = {
     "fedavg/plateau-adamw": {"algorithm": "fedavg", "train.optimiser": "adamw", "train.schedule": "plateau"},
     **{
         f"{name}/mixed": {"algorithm": name, "clients.budget": [0.3, 1.0, 0.5, 0.7]}
-        for name in ("heterofl", "fedrolex", "fjord")
+        for name in ("heterofl", "fedrolex", "fjord", "fiarse", "dispfl")
     },
     "fedavg/server-yogi": {"algorithm": "fedavg", "server.optimiser": "yogi"},
     "fedem/refresh": {"algorithm": "fedem", "algorithm.refresh": True, "clients.novel": 0.25},

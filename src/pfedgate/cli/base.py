@@ -195,8 +195,13 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    no_code: Annotated[
+        bool, typer.Option("--no-code", help="Refuse recipes and runs that name code (or set PFEDGATE_NO_CODE=1).")
+    ] = False,
 ) -> None:
     """Personalised federated learning with sparse gates.
 
     [bold]pfedgate run[/bold] trains pFedGate on digits; every command explains itself with --help.
     """
+    if no_code:
+        os.environ["PFEDGATE_NO_CODE"] = "1"  # worker processes see it, too

@@ -20,11 +20,12 @@ from functools import cache
 from typing import Any, Literal
 
 from pfedgate import algorithms, models
+from pfedgate.config import code
+from pfedgate.config.code import Code
 from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
-from pfedgate.core.privacy import Privacy
-from pfedgate.core.types import ServerOptim
+from pfedgate.core.types import Privacy, ServerOptim
 from pfedgate.data import (
     DATASETS,
     Federation,
@@ -36,6 +37,7 @@ from pfedgate.data import (
     mixture,
     synthetic,
 )
+from pfedgate.data.adopt import adopt
 from pfedgate.data.shakespeare import shakespeare
 from pfedgate.data.sharing import Options as DataOptions
 from pfedgate.data.sharing import Sharing
@@ -146,10 +148,13 @@ class Session:
     stack: int | str = "auto"  # clients trained at once where the method can: a number, 0 = never
     checkpoint_every: int = 1  # rounds; a checkpoint is cheap beside a round
     keep_best: bool = True  # keep the models that were best on validation, beside the last ones
+    callbacks: tuple[str, ...] = ()  # FILE.py:FUNCTION, called with {"event": "start" | "round" | "end", …}
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise RecipeError(f"run.device: {unknown('device', self.device, DEVICES)}")
+        for callback in self.callbacks:
+            Code.of(callback)
         if self.exchange not in ("auto", "ray"):
             raise RecipeError(f"run.exchange: {unknown('exchange', self.exchange, ('auto', 'ray'))}")
         for key, value, least, most in (("workers", self.workers, 1, MOST), ("stack", self.stack, 0, math.inf)):
@@ -257,6 +262,10 @@ NETWORKS = {
 }
 
 
+# Arguments of a function in a file that are never set in a recipe: they follow from the data, or from other sections.
+DONE = {"data": ("novel",), "model": ("input_shape", "classes")}
+
+
 def options_of(section: str, name: str = "") -> Mapping[str, Option]:
     """The options of a section; for [data], [model] and [algorithm] they depend on the name there.
 
@@ -267,6 +276,11 @@ def options_of(section: str, name: str = "") -> Mapping[str, Option]:
         return of_dataclass(FIXED[section])  # type: ignore[arg-type]  # classes are hashable
     if name == GIVEN or (section == "model" and name == "auto"):
         return {}
+    if code.is_code(name) and section in DONE:
+        values = {key: value for key, value in code.arguments(name).items() if key not in DONE[section]}
+        return {key: Option(key, Any, REQUIRED if value is code.MISSING else value) for key, value in values.items()}
+    if name.endswith(".py"):
+        raise RecipeError(f"[{section}] say which function of {name} it is: {name}:build")
     if section == "data":
         return _of_data(name)
     if section == "algorithm":
@@ -327,6 +341,15 @@ def federation(
     `task` says what labels are where the data itself cannot: in a table.
     """
     given = {key: value for key, value in options.items() if value != ()}
+    if code.is_code(name):
+        if "seed" in (wanted := code.arguments(name)) and given.get("seed") is None:
+            given["seed"] = seed
+        given |= {"novel": novel} if "novel" in wanted else {}
+        made = Code.of(name, **given)()
+        if hasattr(made, "part"):
+            return made  # type: ignore[no-any-return]
+        kind: dict[str, Any] = {} if task == "auto" else {"task": task}
+        return adopt(made, novel=novel, seed=seed, **kind)  # type: ignore[no-any-return]
     if name == "table" and task != "auto":
         given["task"] = task
     given["seed"] = seed if given.get("seed") is None else given["seed"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate import algorithms
-from pfedgate.config import toml
+from pfedgate.config import code, toml
 from pfedgate.config.options import (
     FITTING,
     FIXED,
@@ -43,8 +43,7 @@ from pfedgate.config.options import (
 )
 from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown, warn
-from pfedgate.core.privacy import Privacy
-from pfedgate.core.types import Optim, Schedule, ServerOptim
+from pfedgate.core.types import Optim, Privacy, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
 
@@ -101,6 +100,18 @@ class Named:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The name to be shown: of code the function and its file, without folders.
+
+        >>> Named("/home/ann/my_model.py:build").label, Named("mlp").label
+        ('my_model.build', 'mlp')
+        """
+        if not code.is_code(self.name):
+            return self.name
+        named = code.Code.of(self.name)
+        return f"{Path(named.file).stem}.{named.name}"
 
 
 @dataclass(frozen=True)
@@ -287,7 +298,7 @@ def tuned_path(recipe: str | Path) -> Path:
 
 def read(path: str | Path) -> Layer:
     """A recipe's file, and the tuned settings beside it of methods for which it has no [tuned.METHOD] itself."""
-    tables, beside = toml.read(path), tuned_path(path)
+    tables, beside = code.beside(toml.read(path), Path(path).parent), tuned_path(path)
     if beside.exists():
         tables["tuned"] = {**toml.read(beside).get("tuned", {}), **tables.get("tuned", {})}
     return tables
@@ -351,7 +362,7 @@ def _names(stack: Sequence[Tables]) -> dict[str, str]:
 
 
 def _checked(tables: Tables) -> Recipe:
-    parts: dict[str, Any] = {}
+    tables, parts = code.beside(tables, Path()), dict[str, Any]()
     for section in NAMED:
         table = dict(tables[section])
         name = table.pop("name")

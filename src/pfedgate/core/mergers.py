@@ -5,7 +5,7 @@
     server = merger.result()
 
 `WeightedMean` is the default. Methods that send something else have a merger of their own beside
-them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.masks`), per element
+them: per tile (`algorithms.pfedgate.tiles`), per bit (`algorithms.fedmask.structures`), per element
 (`algorithms.heterofl.narrow`), gradients of a hypernetwork (`algorithms.pfedhn`). What bounds the
 influence of a single client lies around any of them: `core.robust`.
 """
@@ -105,7 +105,9 @@ class WeightedMean:
 
     def around(self, card: Card, update: Update) -> State:
         """What the server holds where this update lies; zeros where it holds nothing."""
-        return {name: self.server.get(name, torch.zeros_like(value)) for name, value in floating(update)[0].items()}
+        server = self.server
+        floats = floating(update)[0]
+        return {name: server[name] if name in server else torch.zeros_like(value) for name, value in floats.items()}
 
     def lay(self, update: Update) -> State:
         """Its entries as they are: those of one name lie side by side."""

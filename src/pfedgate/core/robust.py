@@ -23,7 +23,6 @@ A rule is a merger around the method's own. It asks that one for three things, a
 from __future__ import annotations
 
 import math
-import statistics
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from pfedgate.core.mergers import Merger
+from pfedgate.core.state import flat, floating
 from pfedgate.core.types import Card, ServerOptim, State, Update
 
 FOR_ALL = ("guard", "clip", "off")  # rules that look at one update at a time
@@ -52,6 +52,15 @@ def robust(rule: ServerOptim, merger: Merger) -> Merger:
     return (Entrywise if rule.robust in ("median", "trimmed") else Reweighted)(merger, rule)
 
 
+def usual(ordered: Sequence[float]) -> float:
+    """The median of numbers that are in order already; of two in the middle the lower, which a liar cannot raise.
+
+    >>> usual([1.0, 2.0, 7.0]), usual([1.0, 7.0])
+    (2.0, 1.0)
+    """
+    return ordered[(len(ordered) - 1) // 2]
+
+
 class Clipped:
     """The mean of updates none of which is much longer or heavier than is usual in its round."""
 
@@ -65,9 +74,7 @@ class Clipped:
 
     def add(self, card: Card, update: Update) -> str | None:
         """Measure an update, and merge it when there is something to compare it with."""
-        moves = [(value - base).reshape(-1) for _, value, base in self._pairs(card, update)]
-        square, count = (sum(float(torch.dot(m, m)) for m in moves), sum(m.numel() for m in moves))
-        far = math.sqrt(square) if self.rule.norm is not None else math.sqrt(square / max(count, 1))
+        far = self._far_off(card, update)
         insort(self._far, far)
         insort(self._weights, update.weight)
         if self._held is None:
@@ -90,18 +97,30 @@ class Clipped:
 
     def _put(self, card: Card, update: Update, far: float) -> Any:
         times, beyond, heavy = LIMITS[self.rule.robust]
-        usual, heaviest = statistics.median(self._far), heavy * statistics.median(self._weights)
-        farthest = times * usual
+        median, heaviest = usual(self._far), heavy * usual(self._weights)
+        farthest = times * median
         if self.rule.norm is not None:
             farthest, beyond = self.rule.norm, math.inf
-        if far > beyond * usual > 0:
-            return f"its update moves the server {far / usual:.3g} times as far as is usual in this round"
+        if far > beyond * median > 0:
+            return f"its update moves the server {far / median:.3g} times as far as is usual in this round"
         if far > farthest > 0 or update.weight > heaviest:
             factor = min(1.0, farthest / far) if farthest > 0 and far > 0 else 1.0
             short = {name: (b + (v - b) * factor).to(v.dtype) for name, v, b in self._pairs(card, update)}
             update = replace(update, shared={**update.shared, **short}, weight=min(update.weight, heaviest))
             self.clipped += 1
         return self.inner.add(card, update)
+
+    def _far_off(self, card: Card, update: Update) -> float:
+        """How far an update is from the server: the root of the mean square, or with `norm` of the sum."""
+        bases = self.inner.around(card, update)
+        floats, vector = floating(update)
+        if vector is not None and [*bases] == [*floats]:  # as usual: of a small model one vector costs less than many
+            length = float(torch.linalg.vector_norm(vector - flat(bases), dtype=torch.float64))
+        else:
+            squares = (float((update.shared[n].double() - base).square().sum()) for n, base in bases.items())
+            length = math.sqrt(sum(squares))
+        count = sum(base.numel() for base in bases.values())
+        return length if self.rule.norm is not None else length / math.sqrt(max(count, 1))
 
     def _pairs(self, card: Card, update: Update) -> list[tuple[str, Tensor, Tensor]]:
         bases: State = self.inner.around(card, update)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pfedgate import experiment
+from pfedgate.config import code
 from pfedgate.config import recipe as config
-from pfedgate.config.recipe import Recipe
-from pfedgate.core.errors import RecipeError
+from pfedgate.config.recipe import Recipe, RecipeError
 from pfedgate.deploy import need_flower
 from pfedgate.deploy.fleet import Fleet
 from pfedgate.deploy.grid import GridExchange
@@ -48,7 +48,12 @@ def read(source: Source, run_config: Mapping[str, Any] | None = None) -> Recipe:
     (2, 1.0)
     """
     settings = [text.strip() for text in str((run_config or {}).get("set", "")).split(";")]
-    return config.resolve(source, config.settings([text for text in settings if text]))
+    layer = config.settings([text for text in settings if text])
+    if given := code.named(layer):  # whoever starts a run would choose what a node executes
+        raise RecipeError(
+            f"code is named in the recipe that a node holds, not in the run's settings: {', '.join(given)}"
+        )
+    return config.resolve(source, layer)
 
 
 def server_app(recipe: Source, *, model: Any = None) -> Any:
@@ -118,7 +123,8 @@ def serve(grid: Any, recipe: Recipe, folder: str = "", *, model: Any = None, fle
 def _open(folder: Path, recipe: Recipe) -> None:
     """The run's folder: new, or one of the same recipe to go on with; deadlines and quorum may change on the way."""
     if (folder / runfolder.CONFIG).exists():
-        if dataclasses.replace(runfolder.load(folder).recipe, deploy=recipe.deploy) != recipe:
+        before = dataclasses.replace(runfolder.load(folder).recipe, deploy=recipe.deploy)
+        if before != recipe and runfolder.pinned(before)[0] != runfolder.pinned(recipe)[0]:
             raise ValueError(f"{folder} holds a run of another recipe: choose another folder, or the same recipe")
     else:
         runfolder.create(folder, recipe)

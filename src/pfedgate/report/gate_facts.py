@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfedgate import algorithms, experiment
+from pfedgate.config import code
 from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, PLACES
 from pfedgate.runs import gates
@@ -84,6 +85,8 @@ def _now(run: Run) -> tuple[list[Seen], int, str]:
         return [], 0, ""
     if GIVEN in (recipe.data.name, recipe.model.name):
         return [], 0, "data or model of this run were Python objects, which its folder does not hold"
+    if code.named(recipe.tables()):
+        return [], 0, "this run names code, which a report does not run"
     try:
         server, store = run.server(), run.store()
     except FileNotFoundError:
@@ -191,6 +194,8 @@ def partition_of(run: Run) -> tuple[Content | None, str]:
     recipe = run.recipe
     if recipe.data.name == GIVEN:
         return None, "the data was a Python object"
+    if code.is_code(recipe.data.name):
+        return None, "the data comes from code, which a report does not run"
     try:
         federation = catalogue.federation(
             recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed

@@ -1,5 +1,6 @@
 """What a run leaves on disk, and how to read it again.
 
+code/              the files of code that the recipe names, if it does
 config.toml        the resolved recipe: `pfedgate run config.toml` repeats the run
 environment.json   machine, versions, commit and command; one entry per start and resume
 metrics.jsonl      one line per round
@@ -24,8 +25,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pfedgate.config import code, toml
 from pfedgate.config import recipe as config
-from pfedgate.config import toml
 from pfedgate.config.recipe import Recipe
 from pfedgate.core.errors import unknown, warn
 from pfedgate.core.kinds import METRICS, Metric, right
@@ -56,7 +57,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe of the run."""
-        plain = self.config
+        plain = code.beside(self.config, self.path)
         plain.get("algorithm", {}).pop("start", None)  # older gates hold what they started from
         return config.resolve(BEFORE, plain)
 
@@ -190,8 +191,24 @@ def load_all(path: str | Path) -> list[Run]:
 def create(path: str | Path, recipe: Recipe) -> Run:
     """A new run's folder with its recipe; one that holds a run already is left alone."""
     folder = vacant(path)
-    write_atomically(folder / CONFIG, recipe.toml().encode(), sync=True)
+    text, sources = pinned(recipe)
+    for name, source in sources.items():
+        write_atomically(folder / name, source.read_bytes(), sync=True)
+    write_atomically(folder / CONFIG, text.encode(), sync=True)
     return Run(folder)
+
+
+def pinned(recipe: Recipe) -> tuple[str, dict[str, Path]]:
+    """The recipe as its folder keeps it, and the files of code to copy there, which it names with their digests."""
+    text, sources = recipe.toml(), dict[str, Path]()
+    for named in code.named(recipe.tables()):
+        source = code.Code.of(named)
+        digest, name = code.digest(source.file), f"code/{Path(source.file).name}"
+        if sources.setdefault(name, Path(source.file)) != Path(source.file):
+            name = f"code/{digest}-{Path(source.file).name}"
+            sources[name] = Path(source.file)
+        text = text.replace(toml.dump(named), toml.dump(f"{name}:{source.name}#{digest}"))
+    return text, sources
 
 
 def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[Run]:
@@ -222,7 +239,7 @@ def extend(run: Run, rounds: int) -> None:
     if recipe.train.schedule in ("multi_step", "cosine"):
         raise ValueError(f"train.schedule={recipe.train.schedule} depends on the number of rounds: start a new run")
     longer = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, rounds=rounds))
-    write_atomically(run.path / CONFIG, longer.toml().encode(), sync=True)
+    write_atomically(run.path / CONFIG, pinned(longer)[0].encode(), sync=True)
     for name in ("summary.json", "clients.csv"):  # both belong to an end that is no longer one
         (run.path / name).unlink(missing_ok=True)
     run.__dict__.pop("recipe", None)

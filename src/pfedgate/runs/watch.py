@@ -120,7 +120,7 @@ def _panel(run: Run) -> Panel:
     parts: list[RenderableType] = [grid, Text(f"so far: {cost}", style="dim")]
     if spent["refused"]:
         parts.append(Text(f"{spent['refused']} updates were refused: see metrics.jsonl", style="yellow"))
-    title = f"{run.name} · {recipe.algorithm.name} on {recipe.data.name}, {recipe.model.name}"
+    title = f"{run.name} · {recipe.algorithm.name} on {recipe.data.label}, {recipe.model.label}"
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", subtitle=Text(state(run)))
 
 

@@ -11,8 +11,8 @@ METHODS = {"FedAvg": ("fedavg", {}), "pFedGate": ("pfedgate", {"clients.budget":
 
 # As many clients on little data as two cores can train several hundred times.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "digits": {"data.clients": 20, "data.samples": "none", "train.rounds": 30, "evaluate.every": 10},
-    "cifar10": {"data.clients": 20, "data.samples": 4000, "train.rounds": 30, "evaluate.every": 10},
+    "digits": {"data.clients": 20, "data.samples": "none", "train.rounds": 20, "evaluate.every": 20},
+    "cifar10": {"data.clients": 20, "data.samples": 4000, "train.rounds": 30, "evaluate.every": 30},
 }
 TITLES = {"digits": "digits", "cifar10": "CIFAR-10"}
 

@@ -143,16 +143,27 @@ def measured(recipes: Mapping[str, Recipe], turns: int) -> dict[str, Record]:
 
 def _measure(campaign: Campaign, wanted: Mapping[str, Mapping[str, Recipe]]) -> dict[str, Record]:
     """Measured costs by name, from disk if the same was measured before."""
+    return recall(campaign, wanted, LATEST, measured, campaign.scale.turns)
+
+
+def recall(
+    campaign: Campaign,
+    wanted: Mapping[str, Mapping[str, Recipe]],
+    latest: str,
+    how: Callable[..., dict[str, Record]],
+    *given: Any,
+) -> dict[str, Record]:
+    """What `how(recipes, *given)` says of recipes, by name; from disk if it holds the newest number, `latest`."""
     records: dict[str, Record] = {}
     with _fresh() as process:
         for name, recipes in wanted.items():
             keys = {label: Cell(recipe).key for label, recipe in recipes.items()}
             path = campaign.out / "measures" / f"{name}.json"
             record: Record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            complete = all(LATEST in cost for cost in record.get("costs", {}).values())
+            complete = all(latest in cost for cost in record.get("costs", {}).values())
             if record.get("cells") != keys or not complete or record.get("version") != RESULTS:
                 began, first = time.perf_counter(), next(iter(recipes.values()))
-                costs = process.submit(measured, dict(recipes), campaign.scale.turns).result()
+                costs = process.submit(how, dict(recipes), *given).result()
                 record = {
                     "cells": keys, "version": RESULTS, "costs": costs,
                     "data": f"{first.data.name}, {first.model.name}, batch {first.train.batch}",

@@ -29,7 +29,7 @@ class Row:
     settings: Settings = field(default_factory=dict)
     control: bool = False  # shown beside the others, on no side of a claim that does not name it
     tuned: str = ""  # the search whose settings it takes; by default its method's
-    narrow: tuple[str, float] | None = None  # trained densely on a network as cheap as a gate's: see `narrow.settings`
+    narrow: tuple[str, float] | None = None  # trained densely, as cheap as a gate: `controls.settings`
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def recipe_of(
     file = _file(world, recipes)
     layers = [world.settings, scale.settings, {"clients.budget": 1.0}, tuned or {}, column.settings]
     if row.narrow is not None:
-        from pfedgate.studies.narrow import settings
+        from pfedgate.studies.controls import settings
 
         model = resolve(file, *layers[:2]).model.name
         if model in NARROWED:

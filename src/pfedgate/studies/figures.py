@@ -250,6 +250,13 @@ def _panel(points: Sequence[Record], cost: str, column: str) -> Spec:
     return {"data": {"values": marks}, "width": (PAGE - 80) // 3, "height": round(0.6 * COLUMN), "layer": layers}
 
 
+def _leakage(outcomes: Outcomes, measures: Mapping[str, Record]) -> Spec | None:
+    """Pictures that were inverted from updates."""
+    from pfedgate.studies import leakage
+
+    return leakage.chart(measures)
+
+
 PAINTERS: dict[str, Callable[[Outcomes, Mapping[str, Record]], Spec | None]] = {
     "clients": _clients,
     "clusters": _clusters,
@@ -257,4 +264,5 @@ PAINTERS: dict[str, Callable[[Outcomes, Mapping[str, Record]], Spec | None]] = {
     "gates": _gates,
     "sparsity": _sparsity,
     "pareto": pareto,
+    "leakage": _leakage,
 }

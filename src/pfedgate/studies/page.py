@@ -21,10 +21,11 @@ from pfedgate.runs.environment import environment
 from pfedgate.runs.folder import Run
 from pfedgate.runs.progress import clock
 from pfedgate.studies import complexity, figures
-from pfedgate.studies.bench import COMPLEXITY_ROWS, MEASURES
+from pfedgate.studies.bench import COMPLEXITY_ROWS
 from pfedgate.studies.cells import seconds_of
 from pfedgate.studies.complexity import line
 from pfedgate.studies.declare import DENSITY, Number, Q, Study, columns_of
+from pfedgate.studies.leakage import MEASURES
 from pfedgate.studies.outcome import Outcomes, claims, spread
 from pfedgate.studies.sweep import Campaign
 

@@ -410,6 +410,15 @@ STUDIES = (
     DOMAINS,
     FLEET,
     ATTACKS,
+    Study(
+        "leakage",
+        "What updates tell of the clients' data",
+        figure="leakage",
+        measure="leakage",
+        note="The server is curious and knows the model, the loss, the rates and the labels; gates stay unknown to it. "
+        "Pictures: gradients inverted by cosine similarity and total variation (Geiping et al. 2020), at the first "
+        "step. No momentum, weight decay, clipping or label frequencies, which would blur updates of all methods.",
+    ),
 )  # fmt: skip
 
 

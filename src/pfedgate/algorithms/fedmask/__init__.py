@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.algorithms.fedmask import masks
-from pfedgate.algorithms.fedmask.masks import BITS, KEPT, pack_bits, unpack_bits
+from pfedgate.algorithms.fedmask import structures
+from pfedgate.algorithms.fedmask.structures import BITS, KEPT, pack_bits, unpack_bits
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.mergers import Merger, WeightedMean
 from pfedgate.core.modules import initial, module
@@ -61,8 +61,8 @@ class FedMask(Algorithm):
             raise ValueError(f"FedMask wants 0 < density <= 1 and warmup >= 0; got {self.options()}")
 
     @property
-    def _structures(self) -> masks.Structures:
-        return masks.covered(self.task, self.layers)
+    def _structures(self) -> structures.Structures:
+        return structures.covered(self.task, self.layers)
 
     def init_server(self, seed: int) -> State:
         """The model, no mask yet, nobody served."""
@@ -86,7 +86,7 @@ class FedMask(Algorithm):
         """FedAvg during the warm-up; then the mean of the bits where enough clients kept them."""
         if self._warming_up(server, round):
             return WeightedMean(server, round.total)
-        bits = masks.BitMean(self._structures, server[MEAN])
+        bits = structures.BitMean(self._structures, server[MEAN])
         return MaskMerger(server, bits, set(server[SERVED].tolist()))
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
@@ -96,7 +96,7 @@ class FedMask(Algorithm):
             return Update(done.state, local.n, done.metrics), {}
         private, metrics = self._learn(got, private, local, None)
         return Update(
-            masks.pack_mask(self._mask(private), private["kept"], self._structures), local.n, metrics
+            structures.pack_mask(self._mask(private), private["kept"], self._structures), local.n, metrics
         ), private
 
     def _learn(self, got: State, private: State, local: Local, epochs: int | None) -> tuple[State, dict[str, float]]:
@@ -106,16 +106,16 @@ class FedMask(Algorithm):
         left, scores = private.get("kept", torch.ones(of.count, dtype=torch.bool)), private.get("scores")
         if scores is None:
             scores = torch.full((of.size,), self.threshold + self.offset)
-            scores, done = masks.learn(task, base, of, scores, left, local, rule, self.init_epochs, "prune")
+            scores, done = structures.learn(task, base, of, scores, left, local, rule, self.init_epochs, "prune")
             left, flops = of.best(scores, self.density), done.flops
         aggregate, decided = unpack_bits(got[BITS], of.size).float(), unpack_bits(got[KEPT], of.count)
         scores = torch.where((decided & left)[of.of], aggregate, scores)
-        scores, done = masks.learn(task, base, of, scores, left, local, rule, epochs)
+        scores, done = structures.learn(task, base, of, scores, left, local, rule, epochs)
         private = {**under("base/", base), "scores": scores, "kept": left}
         return private, {
             "loss": done.loss,
             "flops": flops + done.flops,
-            **masks.densities(base, of, self._mask(private)),
+            **structures.densities(base, of, self._mask(private)),
         }
 
     def _mask(self, private: State) -> Tensor:
@@ -128,11 +128,11 @@ class FedMask(Algorithm):
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The frozen weights under the client's mask; without one, as they are."""
         base, of, own = inside("base/", private) or got, self._structures, "scores" in private
-        return masks.MaskedModel(self.task, base, of, self._mask(private)) if own else module(self.task, base)
+        return structures.MaskedModel(self.task, base, of, self._mask(private)) if own else module(self.task, base)
 
     def check(self, got: State, update: Update) -> str | None:
         """As many bits as the kept structures have entries."""
-        return masks.fault_in_mask(update.shared, self._structures) if BITS in got else super().check(got, update)
+        return structures.fault_in_mask(update.shared, self._structures) if BITS in got else super().check(got, update)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class MaskMerger:
     """The mean of the bits, the structures it is known for, and marks of the clients that have the frozen model."""
 
     server: State
-    bits: masks.BitMean
+    bits: structures.BitMean
     marks: set[int]
 
     def add(self, card: Card, update: Update) -> str | None:
