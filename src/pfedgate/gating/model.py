@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.core.errors import warn
 from pfedgate.gating.gate.network import Gate, GateOutput
-from pfedgate.gating.inputs import Given, Inputs, call, given, seen
+from pfedgate.gating.inputs import Given, Inputs, call, functional, given, seen
 from pfedgate.gating.latency import as_fast, latency_terms
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.plan import BlockPlan
@@ -128,9 +128,11 @@ class GatedModel(nn.Module):
         x, counts = given(args, kwargs), []
         with torch.no_grad(), quiet(x.device), eager_attention():
             buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
-            for module in (self.model, self):
+            # The counter's hooks do not like parameters that are given to modules.
+            plain = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+            for run in (partial(functional, self.model, plain), partial(call, self)):
                 with FlopCounterMode(display=False) as counter:
-                    call(module, x)
+                    run(x)
                 counts.append(counter.get_total_flops())
             for name, buffer in self.named_buffers():
                 buffer.copy_(buffers[name])

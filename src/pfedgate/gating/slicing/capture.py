@@ -133,6 +133,8 @@ class _Writer:
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             return self.graph.call_function(target, args, kwargs)
         name = target._schema.name.partition("::")[2]
+        if name == "copy_" and args[0].op == "get_attr":
+            raise ValueError(f"its forward sets a buffer ({args[0].target})")
         kwargs = {k: v for k, v in kwargs.items() if v is not None and k not in ("pin_memory", "layout", "implicit")}
         if name in _WORDS:
             return _WORDS[name](self.graph, args, kwargs)

@@ -118,7 +118,7 @@ def _capture(model: nn.Module, example: Given, policy: Policy) -> Network:
                 raise
             except Exception as error:  # torch.export raises many kinds of errors
                 raise Untraceable(f"torch.export cannot capture it: {first_line(error)}") from None
-            _check_attributes(before, _attributes(model))
+            _check_attributes(before, _attributes(model), copied=True)
     vars(model).update(constants)
     seen = [_Example(model, graph, example, training) for graph, training in zip(graphs, (True, False), strict=True)]
     network = _network(model, list(map(_Graph, graphs, seen)), policy)
@@ -389,12 +389,21 @@ def _trace(model: nn.Module, training: bool) -> tuple[fx.Graph, dict[str, Tensor
     return graph, constants
 
 
-def _check_attributes(before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Module, str], Any]) -> None:
+def _check_attributes(
+    before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Module, str], Any], copied: bool = False
+) -> None:
+    """Nothing was set by a forward; `copied`: by torch.export, which puts copies in the place of containers."""
     for module, name in after.keys() | before.keys():
         one, other = after.get((module, name), after), before.get((module, name), before)
-        plain = isinstance(one, bool | int | float | str | tuple | list | dict) and type(one) is type(other)
-        if one is not other and not (plain and one == other):
+        if one is not other and not (copied and _may_be_copy(one, other)):
             raise Untraceable(f"its forward sets an attribute ({type(module).__name__}.{name})")
+
+
+def _may_be_copy(one: Any, other: Any) -> bool:
+    """Whether a value may be a copy of another: numbers and words tell, other objects cannot be asked."""
+    if isinstance(one, Tensor | nn.Module) or type(one) is not type(other):
+        return False
+    return not isinstance(one, bool | int | float | complex | str | bytes) or bool(one == other)
 
 
 def _attributes(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
