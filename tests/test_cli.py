@@ -229,7 +229,7 @@ def test_the_demo_compares_and_writes_a_report(pf: Callable[..., Any]) -> None:
     few = ["--set", "data.samples=300", "--set", "data.clients=4", "--set", "train.rounds=1", "--set", "run.workers=1"]
     said = pf("demo", "--out", "d", *few).stdout
     names = [run.name for run in runfolder.load_all("d")]
-    assert names == ["pfedgate-0.3", "fedavg", "fedavg-corrected", "narrow-corrected", "fedavg-ft"]
+    assert names == ["pfedgate-0.3", "fedavg", "fedavg-corrected", "narrow-corrected"]
     assert all(f"│ {name} " in said for name in names)
     assert Path("d/report.html").stat().st_size > 500_000
     costs = {run.name: run.summary["flops"] for run in runfolder.load_all("d")}

@@ -177,7 +177,74 @@ def test_sizes_that_were_not_captured_are_refused() -> None:
         gated(torch.randn(4, 3, 9, 9))
 
 
+def test_what_no_rule_knows_counts_in_full() -> None:
+    """A fault: FLOPs that were counted are forgotten when shapes are looked up for another batch."""
+
+    class Upside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.heads = nn.ConvTranspose1d(8, 8, 3), nn.Linear(STEPS + 2, 32)
+            self.out = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor, **options: Any) -> Tensor:
+            h = self.heads(F.relu(self.up(x))).view(x.shape[0], 8, 4, -1).transpose(1, 2)
+            return self.out(F.relu(h.transpose(1, 2).flatten(2)) if x.shape[0] else x)
+
+    model, x = Upside(), torch.randn(3, 8, STEPS)
+    gated = pfedgate.gate(model, x, Budget(params=0.9), gate=SMALL, execution="sliced")
+    places = {one.place for one in gated.plan.network.operations}  # type: ignore[union-attr]
+    assert {"heads", "out"} < places
+    assert len(places) == 3
+    gated.verify(x)
+
+
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:
     assert aligned((3, 6, 32), (3, 6, 4, 8), 2) == ([2], [2, 3])
     assert aligned((18, 32), (3, 6, 32), 1) == ([1], [2])
     assert aligned((3, 4, 2, 6, 8), (3, 8, 6, 8), 1) == ([1, 2], [1])
+
+
+def test_layers_of_torch_without_a_rule_are_followed_by_what_they_do() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 48, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2).double(), torch.randn(3, STEPS, WIDTH).double()
+    sliced, masked = gated_pair(model, x, Budget(params=0.5, flops=0.5))
+    for training in (True, False):
+        for gated in (sliced, masked):
+            gated.train(training)
+        check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)
+    assert sliced.verify(x)["counted"] < 0.55
+
+
+def test_frozen_parameters_are_gated_and_never_stepped() -> None:
+    model, x = Language("apart").double(), torch.randint(50, (3, STEPS))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(("head", "blocks.1.attend")))
+    sliced, masked = gated_pair(model, x, Budget(params=0.6, flops=0.6))
+    check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)
+    before = {name: parameter.detach().clone() for name, parameter in sliced.model.named_parameters()}
+    optimizer = sliced.optimizer("adamw", lr=0.1, weight_decay=0.1)
+    optimizer.zero_grad()
+    sliced(x)["logits"].square().sum().backward()
+    optimizer.step()
+    moved = {name for name, p in sliced.model.named_parameters() if not torch.equal(p, before[name])}
+    assert "head.weight" in moved
+    assert all(name.startswith(("head", "blocks.1.attend")) for name in moved)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_sparse_and_tied_embeddings(tied: bool) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(40, 16, sparse=not tied)
+            self.hidden = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16))
+            self.head = nn.Linear(16, 40, bias=False)
+            if tied:
+                self.head.weight = self.words.weight
+
+        def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+            return self.head(F.relu(self.hidden(self.words(tokens).mean(1) if tokens.shape[0] else tokens)))
+
+    x = torch.randint(40, (3, STEPS))
+    sliced, masked = gated_pair(Words().double(), x, Budget(params=0.9))
+    check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)

@@ -68,6 +68,10 @@ def check_sliced(sliced: GatedModel, masked: GatedModel, x: Tensor, *, out: floa
     for a, b in zip(tree_leaves(results[0]), tree_leaves(results[1]), strict=True):
         assert a.shape == b.shape
         assert distance(a, b) <= out, f"outputs differ by {distance(a, b)}"
+    for gated in (sliced, masked):
+        for parameter in gated.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
     pairs = list(zip(sliced.named_parameters(), masked.named_parameters(), strict=True))
     total = torch.cat([q.grad.flatten() for _, (_, q) in pairs if q.grad is not None]).norm().item()
     for (name, p), (_, q) in pairs:

@@ -90,6 +90,21 @@ class EntryMean:
         self.weights[kept] += update.weight
         return self.rest.add(card, Update(beside(update.shared), update.weight))
 
+    def around(self, card: Card, update: Update) -> State:
+        """What the server holds at the entries that were sent."""
+        kept = unpack_bits(update.shared[BITS], len(self.sums))
+        return {VALUES: flat(self.old)[kept], **self.rest.around(card, Update(beside(update.shared), update.weight))}
+
+    def lay(self, update: Update) -> State:
+        """All entries, NaN where they were not sent; and the buffers."""
+        values = torch.full(self.sums.shape, torch.nan)
+        values[unpack_bits(update.shared[BITS], len(self.sums))] = update.shared[VALUES]
+        return {VALUES: values, **beside(update.shared)}
+
+    def lift(self, state: State) -> State:
+        """The entries that have values, packed; and the buffers."""
+        return {**state, **pack(state[VALUES], ~state[VALUES].isnan())}
+
     def result(self) -> State:
         """The server's State, parameters first."""
         old, total = flat(self.old), self.total

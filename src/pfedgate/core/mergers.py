@@ -105,7 +105,9 @@ class WeightedMean:
 
     def around(self, card: Card, update: Update) -> State:
         """What the server holds where this update lies; zeros where it holds nothing."""
-        return {name: self.server.get(name, torch.zeros_like(value)) for name, value in floating(update)[0].items()}
+        server = self.server
+        floats = floating(update)[0]
+        return {name: server[name] if name in server else torch.zeros_like(value) for name, value in floats.items()}
 
     def lay(self, update: Update) -> State:
         """Its entries as they are: those of one name lie side by side."""

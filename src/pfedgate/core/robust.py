@@ -22,7 +22,6 @@ A rule is a merger around the method's own. It asks that one for three things, a
 from __future__ import annotations
 
 import math
-import statistics
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from pfedgate.core.mergers import Merger
+from pfedgate.core.state import flat, floating
 from pfedgate.core.types import Card, ServerOptim, State, Update
 
 FOR_ALL = ("guard", "clip", "off")  # rules that look at one update at a time
@@ -50,6 +50,15 @@ def robust(rule: ServerOptim, merger: Merger) -> Merger:
     return (Entrywise if rule.robust in ("median", "trimmed") else Reweighted)(merger, rule)
 
 
+def usual(ordered: Sequence[float]) -> float:
+    """The median of numbers that are in order already; of two in the middle the lower, which a liar cannot raise.
+
+    >>> usual([1.0, 2.0, 7.0]), usual([1.0, 7.0])
+    (2.0, 1.0)
+    """
+    return ordered[(len(ordered) - 1) // 2]
+
+
 class Clipped:
     """The mean of updates none of which is much longer or heavier than is usual in its round."""
 
@@ -63,9 +72,7 @@ class Clipped:
 
     def add(self, card: Card, update: Update) -> str | None:
         """Measure an update, and merge it when there is something to compare it with."""
-        norm = math.sqrt(
-            sum(float((value.double() - base).square().sum()) for _, value, base in self._pairs(card, update))
-        )
+        norm = self._norm(card, update)
         insort(self._norms, norm)
         insort(self._weights, update.weight)
         if self._held is None:
@@ -88,14 +95,22 @@ class Clipped:
 
     def _put(self, card: Card, update: Update, norm: float) -> Any:
         times, heavy = LIMITS[self.rule.robust]
-        longest = times * statistics.median(self._norms) if self.rule.norm is None else self.rule.norm
-        heaviest = heavy * statistics.median(self._weights)
+        longest = times * usual(self._norms) if self.rule.norm is None else self.rule.norm
+        heaviest = heavy * usual(self._weights)
         if norm > longest > 0 or update.weight > heaviest:
             factor = min(1.0, longest / norm) if longest > 0 and norm > 0 else 1.0
             short = {name: (b + (v - b) * factor).to(v.dtype) for name, v, b in self._pairs(card, update)}
             update = replace(update, shared={**update.shared, **short}, weight=min(update.weight, heaviest))
             self.clipped += 1
         return self.inner.add(card, update)
+
+    def _norm(self, card: Card, update: Update) -> float:
+        """How far an update is from the server."""
+        bases = self.inner.around(card, update)
+        floats, vector = floating(update)
+        if vector is not None and [*bases] == [*floats]:  # as usual: of a small model one vector costs less than many
+            return float(torch.linalg.vector_norm(vector - flat(bases), dtype=torch.float64))
+        return math.sqrt(sum(float((update.shared[n].double() - base).square().sum()) for n, base in bases.items()))
 
     def _pairs(self, card: Card, update: Update) -> list[tuple[str, Tensor, Tensor]]:
         bases: State = self.inner.around(card, update)

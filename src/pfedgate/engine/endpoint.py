@@ -47,7 +47,8 @@ def checked(algorithm: Algorithm, got: State, reply: Reply) -> Reply:
     if reply.update is None:
         return reply
     try:
-        return replace(reply, update=boundary.admit(algorithm, got, reply.card, reply.update))
+        admitted = boundary.admit(algorithm, got, reply.card, reply.update)
+        return reply if admitted is reply.update else replace(reply, update=admitted)
     except boundary.Refused as error:
         return replace(reply, update=None, reason=str(error))
 

@@ -28,7 +28,7 @@ from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.selection.budget import Budget, Selector
 from pfedgate.gating.slicing.execute import Program, Sliced, fetcher, masked
 from pfedgate.gating.slicing.live import Bools, Pass, Selection
-from pfedgate.gating.slicing.trace import quiet
+from pfedgate.gating.slicing.trace import eager_attention, quiet
 
 
 class GatedModel(nn.Module):
@@ -124,7 +124,7 @@ class GatedModel(nn.Module):
         True
         """
         counts = []
-        with torch.no_grad(), quiet(x.device):
+        with torch.no_grad(), quiet(x.device), eager_attention():
             buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
             for module in (self.model, self):
                 with FlopCounterMode(display=False) as counter:

@@ -182,11 +182,6 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError("the model has lazy layers without shapes yet: run it once on a batch, then wrap it")
     if empty := [name for name, p in named.items() if not p.numel()]:
         raise ValueError(f"the parameter {empty[0]!r} has no entries; leave out layers of size 0")
-    if frozen := [name for name, p in named.items() if not p.requires_grad]:
-        raise ValueError(
-            f"{len(frozen)} parameters are frozen (the first is {frozen[0]!r}); the gate weighs all of them. "
-            "Call requires_grad_(True) on them, or turn what must not be trained into buffers"
-        )
 
 
 def _example(model: nn.Module, example: Tensor | Sequence[int]) -> Tensor:
@@ -255,7 +250,7 @@ def _check_gradients(model: nn.Module, batch: Tensor) -> None:
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.mul_(-0.7)  # other numbers, that a ReLU can tell apart
-    own = dict(twin.named_parameters())
+    own = {name: p for name, p in twin.named_parameters() if p.requires_grad}
     lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in own.items()}
     gradients: list[tuple[Tensor | None, ...]] = []
     for host, parameters in ((twin, own), (model, lent)):

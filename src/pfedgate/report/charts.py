@@ -63,7 +63,14 @@ def unit(largest: float, units: Sequence[tuple[float, float, str]]) -> tuple[flo
 def by_run(content: Content, legend: Sequence[str] = (), **scale: Any) -> Spec:
     """A channel that runs differ in. Its domain is all runs, so that a run looks the same in every chart."""
     names = [run["label"] for run in content["runs"]]
-    below = {"orient": "bottom", "columns": 2, "symbolType": "stroke", "symbolSize": 360, "values": list(legend)}
+    below = {
+        "orient": "bottom",
+        "columns": 2,
+        "symbolType": "stroke",
+        "symbolSize": 360,
+        "columnPadding": 24,
+        "values": list(legend),
+    }
     shown = below if legend and len(names) > 1 else None
     return {"field": "run", "type": "nominal", "title": None, "scale": {"domain": names, **scale}, "legend": shown}
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.gating.slicing.analysis import Analysis, Wishes
-from pfedgate.gating.slicing.axes import Layout
+from pfedgate.gating.slicing.axes import Layout, is_dense
 from pfedgate.gating.slicing.capture import capture
 from pfedgate.gating.slicing.functional import SIGNATURES
 from pfedgate.gating.slicing.rules import Restore, choose, joins
@@ -43,6 +43,7 @@ from pfedgate.gating.slicing.steps import (
     has_hooks,
 )
 
+_GAIN = 0.05  # share of FLOPs that torch.export must free beyond torch.fx, which follows any size of input
 _INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}  # others end with "_"
 _RELU = (F.relu, torch.relu, torch.relu_)
 _MAX_POOL = (
@@ -58,12 +59,26 @@ def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
     except Exception as error:  # a user's module may hold anything
         return Network(None, reason=f"it cannot be copied, so it was not traced ({first_line(error)})")
     reasons: list[str] = []
+    best: Network | None = None
     for front in (_follow, _capture):
         try:
-            return front(copy.deepcopy(twin), example, policy)
+            network = front(copy.deepcopy(twin), example, policy)
         except Untraceable as error:
             reasons.append(str(error))
-    return Network(None, reason="; ".join(reasons))
+            continue
+        if best is None or _held(network) < _held(best) - _GAIN:
+            best = network
+        # Modules without a rule may be made of operations that have one.
+        if _held(best) < _GAIN or not any("has no rule" in reason and "kept" in reason for _, reason in best.notes):
+            break
+    return Network(None, reason="; ".join(reasons)) if best is None else best
+
+
+def _held(network: Network) -> float:
+    """The share of a network's FLOPs that no unit can save."""
+    whole = sum(one.flops for one in network.operations)
+    held = sum(one.flops for one in network.operations if is_dense(one.written) and is_dense(one.read))
+    return held / whole if whole else 1.0
 
 
 def _follow(model: nn.Module, example: Tensor, policy: Policy) -> Network:
@@ -86,7 +101,7 @@ def _capture(model: nn.Module, example: Tensor, policy: Policy) -> Network:
     constants: dict[str, Tensor] = {}
     graphs = []
     for training in (True, False):
-        with mode(model, training), _eager_attention():
+        with mode(model, training), eager_attention():
             try:
                 with torch.no_grad(), quiet(example.device):  # what a first pass sets up is no part of it
                     model(example.clone())
@@ -389,6 +404,7 @@ def alike(a: Any, b: Any) -> bool:
     """Whether two results are the same but for rounding."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return bool(a == b) if not isinstance(a, Tensor) and not isinstance(b, Tensor) else False
+    a, b = (one.to_dense() if one.is_sparse else one for one in (a, b))
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -439,7 +455,7 @@ def quiet(device: torch.device | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _eager_attention() -> Iterator[None]:
+def eager_attention() -> Iterator[None]:
     """Attention's fused path for inference hides its FLOPs from the counter."""
     before = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -485,23 +501,25 @@ class _Example(fx.Interpreter):
         return [r.detach() if isinstance(r, Tensor) else r for r in results], list(gradients), moved
 
     def _quietly(self, run: Callable[[Tensor], Any], example: Tensor | None = None) -> Any:
-        with quiet(self.example.device), _eager_attention(), mode(self.root, self.training):
+        with quiet(self.example.device), eager_attention(), mode(self.root, self.training):
             try:
                 return run((self.example if example is None else example).clone())
             except Exception as error:  # whatever a user's forward raises
                 raise Untraceable(f"its graph does not run on the example: {first_line(error)}") from None
 
     def elsewhere(self) -> dict[str, Any]:
-        """The shapes of all tensors for a batch with one more sample (and of other length, where tokens may be)."""
+        """The shapes of all tensors for a batch with one more sample."""
         if self._elsewhere is None:
-            here, self.values = self.values, {}
-            example = self.example
-            more = torch.cat([example, example[:1]])
+            here, counter = self.values, self.counter
+            self.values, self.counter = {}, None
+            buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
             try:
                 with torch.no_grad():
-                    self._quietly(self.run, more)
+                    self._quietly(self.run, torch.cat([self.example, self.example[:1]]))
+                    for name, buffer in self.root.named_buffers():
+                        buffer.copy_(buffers[name])
             finally:
-                self._elsewhere, self.values = self.values, here
+                self._elsewhere, self.values, self.counter = self.values, here, counter
         return self._elsewhere
 
     def run_node(self, n: fx.Node) -> Any:

@@ -188,12 +188,15 @@ class Restore(op.AsWritten):
                 own.append(analysis.attribute(source))
         for parameter in own:
             analysis.claim(parameter, {})
+        place = describe(node)
         if own:
-            analysis.note(node, f"kept whole: {reason}")
+            if node.op != "call_module":  # a function is where its weights are
+                place = analysis.parameter(own[0]).rpartition(".")[0] or place
+            analysis.notes.append((place, f"kept whole: {reason}"))
         elif any(flat(analysis.layout(source)) for source in node.all_input_nodes):
             analysis.note(node, reason)
         if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
-            analysis.operation(describe(node), flops, dense(1), dense(1))
+            analysis.operation(place, flops, dense(1), dense(1))
 
 
 def joins(rule: Rule) -> bool:
