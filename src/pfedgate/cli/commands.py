@@ -65,7 +65,9 @@ SHOWN = {
 def run(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[METHOD] [RECIPE.TOML]", help="An algorithm, a recipe or both; pFedGate on digits."),
+        typer.Argument(
+            metavar="[METHOD|RECIPE.TOML]...", help="An algorithm, a recipe or both; else pFedGate on digits."
+        ),
     ] = None,
     rounds: Rounds = None,
     data: Data = None,
