@@ -73,7 +73,7 @@ def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
         # Modules without a rule may be made of operations that have one.
         if _held(best) < _GAIN or not any("has no rule" in reason and "kept" in reason for _, reason in best.notes):
             break
-    return Network(None, reason="; ".join(reasons)) if best is None else best
+    return Network(None, reason="; ".join(dict.fromkeys(reasons))) if best is None else best
 
 
 def _held(network: Network) -> float:
