@@ -15,20 +15,37 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 from tests.support.toys import clusters
-from tests.support.world import ALGORITHMS, OPTIONS, check_same, example, federation, go, private_digests
+from tests.support.world import (
+    ALGORITHMS,
+    OPTIONS,
+    check_same,
+    example,
+    federation,
+    go,
+    private_digests,
+    small_task,
+)
 
+from pfedgate import algorithms, experiment
 from pfedgate.algorithms.fedavg import FedAvg
 from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.privacy import NoisyMean, Privacy, normal, shorten
+from pfedgate.core.modules import module
+from pfedgate.core.privacy import NoisyMean, normal, shorten
 from pfedgate.core.state import flat
-from pfedgate.core.types import Card, Round, ServerOptim, State, Update
+from pfedgate.core.types import Card, Local, Privacy, Round, ServerOptim, State, Update
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.private import Guard, epsilon, possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Options, run
+from pfedgate.engine.store import MemoryStore
 from pfedgate.fleet.pace import Pace
+from pfedgate.models import build as build_model
+from pfedgate.runs.folder import Run
+from pfedgate.training.dpsgd import Noisy
+from pfedgate.training.fit import fit
+from pfedgate.training.workspace import Batch, workspace
 
 pytest.importorskip("opacus", reason="epsilon is counted with the extra privacy")
 pytestmark = pytest.mark.filterwarnings("ignore:the gate has")  # the models are toys
@@ -42,7 +59,21 @@ REFUSED = {
     "fedmd": "not a plain sum",
     "pfedme": "not a plain sum",
 }
-POSSIBLE = [name for name in ALGORITHMS if name not in REFUSED]
+
+
+def refused(name: str) -> bool:
+    try:
+        possible(example(name), replace(OPTIONS, privacy=REPEATABLE))
+    except ValueError:
+        return True
+    return name in REFUSED
+
+
+POSSIBLE = [name for name in ALGORITHMS if not refused(name)]
+
+
+def test_what_it_is_for_is_possible() -> None:
+    assert {"fedavg", "fedprox", "fedper", "fedrep", "ditto", "ifca", "apfl", "pfedgate"} <= set(POSSIBLE)
 
 
 def vector(state: State) -> torch.Tensor:
@@ -52,8 +83,9 @@ def vector(state: State) -> torch.Tensor:
 # -- switched off
 
 
-@pytest.mark.parametrize("name", POSSIBLE)
-@pytest.mark.parametrize("model", ["plain", "norms"])
+@pytest.mark.parametrize(
+    ("name", "model"), [*((name, "plain") for name in POSSIBLE), ("fedavg", "norms"), ("pfedgate", "norms")]
+)
 def test_without_noise_and_bound_it_is_the_mean_over_all_clients(name: str, model: str) -> None:
     """With clients of one size, of whom all take part, that is what every plain mean is, too."""
     algorithm, fed = example(name, model), clusters((24,) * 4, novel=0, shape=(8,))
@@ -83,7 +115,7 @@ def moved(server: State, scale: float, seed: int) -> State:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     scales=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=4),
     clip=st.floats(1e-3, 1e3),
@@ -315,3 +347,138 @@ def test_other_combinations_are_refused_with_the_reason() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Privacy(**{"level": "client", **settings_})
+
+
+# -- samples
+
+
+def private_task(model: str = "plain", **options: Any) -> Any:
+    settings_ = {"level": "sample", "secret": False, "noise": 0.5, "clip": 0.3, **options}
+    return replace(small_task(model), private=Privacy(**settings_))
+
+
+def one_client(task: Any) -> Local:
+    reach = Endpoint(FedAvg(task), federation(), MemoryStore())
+    return reach.local(Card(federation().clients[0], 12), Round())
+
+
+def test_without_noise_and_bound_a_step_on_all_samples_is_that_of_every_fit() -> None:
+    full = replace(private_task(noise=0.0, clip=math.inf), batch=1000, epochs=3)
+    local = one_client(full)
+    state = FedAvg(full).init_server(0)
+    noisy, plain = fit(full, state, local), fit(replace(full, private=None), state, local)
+    for name, value in plain.state.items():
+        torch.testing.assert_close(noisy.state[name], value, rtol=1e-4, atol=1e-6)
+    assert noisy.samples == plain.samples
+    assert "loss" not in noisy.metrics, "it would tell of samples exactly"
+
+
+def noised(task: Any, local: Local, rows: list[int], scale: float) -> torch.Tensor:
+    """The gradient of these samples, the last one enlarged, times what it was divided by."""
+    work = workspace(task.model, None, torch.device("cpu"))
+    work.load(FedAvg(task).init_server(0))
+    noisy = Noisy(task, local, local.train.n, None, None, "batches")
+    at = torch.tensor(rows, dtype=torch.int64)
+    x = local.prepare(local.train.x.index_select(0, at))
+    if len(x):
+        x[-1] *= scale
+    noisy.gradient(work, Batch(x, local.train.y.index_select(0, at), at), task.loss)
+    return work.grad.double() * noisy.batch
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 11), min_size=1, max_size=9, unique=True),
+    scale=st.floats(1e-3, 1e4),
+    clip=st.floats(1e-3, 10.0),
+    noise=st.sampled_from([0.0, 1.0]),
+)
+def test_no_sample_changes_the_gradients_sum_by_more_than_the_clip(
+    rows: list[int], scale: float, clip: float, noise: float
+) -> None:
+    task = private_task(noise=noise, clip=clip)
+    local = one_client(task)
+    apart = noised(task, local, rows, scale) - noised(task, local, rows[:-1], 1.0)
+    # Of the same client, as draws and noise follow from its seed; the others' samples must not have changed either.
+    if len(rows) == 1 or scale == 1.0:
+        assert float(apart.norm()) <= clip * (1 + 1e-4) + 1e-5
+    apart = noised(task, local, rows, scale) - noised(task, local, rows, 1.0)
+    assert float(apart.norm()) <= 2 * clip * (1 + 1e-4) + 1e-5, "replaced by another: at most twice the bound"
+
+
+def test_gradients_of_samples_are_shortened_one_by_one() -> None:
+    task = private_task(noise=0.0, clip=0.2)
+    local, total = one_client(task), torch.zeros(())
+    model = module(task, FedAvg(task).init_server(0))
+    for at in range(12):
+        loss = task.loss(model(local.prepare(local.train.x[at : at + 1])), local.train.y[at : at + 1]).sum()
+        slope = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).double()
+        total = total + shorten(slope, 0.2)[0]
+    torch.testing.assert_close(noised(task, local, list(range(12)), 1.0), total, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_draw_every_sample_for_itself() -> None:
+    task = replace(private_task(), batch=3, epochs=200)
+    noisy = Noisy(task, one_client(task), 12, None, None, "batches")
+    sizes = [len(rows) for rows in noisy.draws()]
+    assert len(sizes) == noisy.steps == 800
+    assert sum(sizes) / 800 == pytest.approx(3, abs=0.2)
+    assert {0, 1, 5} < set(sizes)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper"])
+def test_a_run_counts_epsilon_of_every_client_and_repeats(name: str, tmp_path: Path) -> None:
+    task = private_task(noise=2.0, delta=1e-3)
+    algorithm = algorithms.build(name, task)
+    options = replace(OPTIONS, privacy=task.private, evaluate_every=3)
+    seen = go(algorithm, options=options, folder=tmp_path / "run")
+    assert equal_runs(seen, go(algorithm, options=options, exchange=partial(Processes, workers=2)))
+    rows = Run(tmp_path / "run").clients
+    roster = Roster.of(federation(), "clients", options)
+    sizes = dict(zip(roster.ids, roster.sizes.tolist(), strict=True))
+    for row in rows:
+        rounds = int(row["training_rounds"] or 0)
+        n = sizes[row["client"]]
+        assert row["epsilon"] == pytest.approx(epsilon(2.0, min(1.0, 6 / n), -(-n // 6) * rounds, 1e-3)) or not rounds
+    assert seen.result.summary["epsilon"] >= max(row["epsilon"] or 0 for row in rows)
+    assert not any("loss" in record for record in seen.result.history)
+
+
+def equal_runs(a: Any, b: Any) -> bool:
+    check_same(a, b)
+    return True
+
+
+def test_noise_of_clients_is_their_own() -> None:
+    task = private_task(secret=True)
+    two = [fit(task, FedAvg(task).init_server(0), one_client(task)).state for _ in range(2)]
+    assert not torch.equal(vector(two[0]), vector(two[1]))
+
+
+def test_what_has_no_gradients_of_single_samples_is_refused_by_name() -> None:
+    task = private_task()
+    options = replace(OPTIONS, privacy=task.private)
+    gru = replace(task, model=partial(build_model, "token_gru", (8,), 5))
+    for algorithm, message in (
+        (algorithms.get("pfedgate").example(task), "not possible with pfedgate: its updates hold more"),
+        (algorithms.get("fedrep").example(task), "not possible with fedrep: .*a second training"),
+        (FedAvg(private_task("norms")), r"this model: 2 \(BatchNorm1d\) mixes the samples"),
+        (FedAvg(gru), r"\(GRU\) gives no gradients of single samples"),
+        (FedAvg(replace(task, correction="training")), "train.correction='prediction'"),
+        (FedAvg(replace(task, private=None)), "needs the task to say so"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            possible(algorithm, options)
+    with pytest.raises(ValueError, match="knows the task's own loss only"):
+        fit(task, FedAvg(task).init_server(0), one_client(task), objective=lambda model, batch: model(batch.x).sum())
+
+
+def test_a_recipe_says_it_all(tmp_path: Path) -> None:
+    sections = {
+        "data": {"name": "digits", "clients": 4, "samples": 300}, "algorithm": "fedavg",
+        "train": {"rounds": 2, "correction": "prediction"}, "privacy": {"level": "sample", "noise": 1.0, "clip": 1.0},
+    }  # fmt: skip
+    result = experiment.run(sections, out=tmp_path / "run")
+    assert result.summary["epsilon"] > 0
+    with pytest.raises(ValueError, match=r"train\.correction"):
+        experiment.run({**sections, "train": {"rounds": 1}})

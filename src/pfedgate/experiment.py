@@ -291,6 +291,7 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         correction=train.correction,
         shift=train.shift,
         shift_lr=train.shift_lr,
+        private=recipe.privacy if recipe.privacy.level == "sample" else None,
         local_lr=recipe.evaluate.local_lr,
         local_epochs=recipe.evaluate.local_epochs,
         example=Example((train.batch, *shape.shape), shape.dtype),

@@ -21,6 +21,7 @@ class FedAvg(Algorithm):
     """Train the received model for an epoch; the server averages."""
 
     paper = "McMahan et al. 2017, Communication-Efficient Learning of Deep Networks"
+    by_samples = True
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs of SGD from the received model."""

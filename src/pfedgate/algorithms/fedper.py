@@ -26,6 +26,7 @@ class FedPer(parts.PrivatePart):
     adapt_epochs: int = 1  # a novel client's epochs: the fine-tuning budget of all methods
 
     paper = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
+    by_samples = True
     shares = "the body"
     keeps = "the head"
     grid: ClassVar = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}

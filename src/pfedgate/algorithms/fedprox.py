@@ -26,6 +26,7 @@ class FedProx(Algorithm):
     mu: float = 0.1  # FedEM's search chose it on EMNIST and CIFAR-100; 0.05 and 1 elsewhere
 
     paper = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
+    by_samples = True
     grid: ClassVar = {"mu": (0.01, 0.05, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:

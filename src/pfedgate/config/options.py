@@ -24,8 +24,7 @@ from pfedgate.config import code
 from pfedgate.config.code import Code
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
-from pfedgate.core.privacy import Privacy
-from pfedgate.core.types import ServerOptim
+from pfedgate.core.types import Privacy, ServerOptim
 from pfedgate.data import (
     DATASETS,
     Federation,

@@ -42,8 +42,7 @@ from pfedgate.config.options import (
     usual,
 )
 from pfedgate.core.errors import RecipeError, unknown, warn
-from pfedgate.core.privacy import Privacy
-from pfedgate.core.types import Optim, Schedule, ServerOptim
+from pfedgate.core.types import Optim, Privacy, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
 from pfedgate.fleet.pace import Pace
 

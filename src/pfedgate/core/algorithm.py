@@ -70,6 +70,7 @@ class Algorithm:
     adds: ClassVar[bool] = False  # `predictor` adds `task.added` itself, where the end would be the wrong place
     apart: ClassVar[str] = ""  # why entries of its updates cannot be compared client by client: see `core.robust`
     sums: ClassVar[bool] = False  # it has a merger of its own that is a sum of what `landed` copies moved by
+    by_samples: ClassVar[bool] = False  # an update tells of data only what one `fit` of the task's loss has made of it
     reads_batches: ClassVar[bool] = False  # a prediction depends on the other samples of its batch
 
     def init_server(self, seed: int) -> State:

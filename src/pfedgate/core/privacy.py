@@ -17,43 +17,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfedgate.core.errors import unknown
 from pfedgate.core.state import flat, shapes, unflat
-from pfedgate.core.types import Card, State, Update
+from pfedgate.core.types import Card, Privacy, State, Update
 
 if TYPE_CHECKING:
     from pfedgate.core.algorithm import Algorithm
 
-LEVELS = ("none", "client")
 COUNTER = "num_batches_tracked"  # of a norm: a whole number that the model can do without
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """[privacy]: how little the server's model tells of any one client."""
-
-    level: str = "none"  # none; client: updates are shortened and the server adds noise, so that no client stands out
-    noise: float = 1.0  # standard deviation of the noise as a multiple of clip; 1 with all clients is much epsilon
-    clip: float = 1.0  # L2 norm of a client's whole update; try about the median, which is logged as update_norm
-    delta: float = 1e-5  # chance that epsilon does not hold: far below one over the number of clients
-    # Noise and draws come from a key that is made for the run and kept beside its checkpoint until it ends. false: from
-    # run.seed, for studies that must repeat; whoever knows the seed can then take the noise off again.
-    secret: bool = True
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise ValueError(f"privacy.level: {unknown('level', self.level, LEVELS)}")
-        if not 0 <= self.noise < math.inf or not self.clip > 0 or not 0 < self.delta < 1:
-            raise ValueError("privacy: noise is at least 0, clip more than 0, delta between 0 and 1")
-        if self.clip == math.inf and self.noise > 0:
-            raise ValueError("privacy.noise is a multiple of privacy.clip, which must be finite then")
 
 
 def normal(key: bytes, path: str, size: int) -> Tensor:
@@ -67,6 +43,12 @@ def normal(key: bytes, path: str, size: int) -> Tensor:
     first, second = words.reshape(2, pairs) * 2.0**-53  # uniform in [0, 1)
     radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second  # Box and Muller
     return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size])
+
+
+def uniforms(key: bytes, path: str, size: int) -> Tensor:
+    """Numbers in [0, 1) of a key and a path."""
+    words = np.frombuffer(_stream(key, path, 8 * size), "<u8") >> np.uint64(11)
+    return torch.from_numpy(words * 2.0**-53)
 
 
 def uniform(key: bytes, path: str) -> float:

@@ -189,6 +189,32 @@ class ServerOptim:
             object.__setattr__(self, "lr", SERVER_RATES[self.optimiser])  # said in recipes and searches
 
 
+LEVELS = ("none", "client", "sample")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """[privacy]: how little the server's model tells of any one client, or a client's update of any one sample."""
+
+    # client: updates are shortened and the server adds noise, so that no client stands out; sample: each client does so
+    # with the gradients of its samples, so that none of them stands out, to the server, too.
+    level: str = "none"
+    noise: float = 1.0  # standard deviation of the noise as a multiple of clip; 1 with all clients is much epsilon
+    clip: float = 1.0  # L2 norm of a client's whole update (its median is logged), or of a sample's gradient
+    delta: float = 1e-5  # chance that epsilon does not hold: far below one over the number of clients, or samples
+    # Noise and draws come from a key that is made for the run and kept beside its checkpoint until it ends. false: from
+    # run.seed, for studies that must repeat; whoever knows the seed can then take the noise off again.
+    secret: bool = True
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"privacy.level: {unknown('level', self.level, LEVELS)}")
+        if not 0 <= self.noise < math.inf or not self.clip > 0 or not 0 < self.delta < 1:
+            raise ValueError("privacy: noise is at least 0, clip more than 0, delta between 0 and 1")
+        if self.clip == math.inf and self.noise > 0:
+            raise ValueError("privacy.noise is a multiple of privacy.clip, which must be finite then")
+
+
 SCHEDULES = ("constant", "multi_step", "cosine", "plateau")
 
 
@@ -301,6 +327,8 @@ class Task:
     # A client's own epochs after the broadcast ("after_local"): every rate of the method scaled as the model's is.
     local_lr: float | None = None  # None: as in training
     local_epochs: int | None = None
+
+    private: Privacy | None = None  # clients train by DP-SGD (level "sample"): see `training.dpsgd`
 
     kind: str = "classification"  # see `kinds`
     metrics: tuple[Metric, ...] = ()  # also names of `kinds.METRICS` or functions; the first decides what is best

@@ -23,7 +23,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,8 +282,14 @@ class RunFolder:
         path = self.path / "best.safetensors"
         return int(files.metadata(path)["round"]) if path.exists() else None
 
-    def finish(self, summary: Record, scores: Sequence[Scored], metrics: Sequence[str] = ("accuracy",)) -> None:
-        """The last files: every client's scores and costs, and the summary."""
+    def finish(
+        self,
+        summary: Record,
+        scores: Sequence[Scored],
+        metrics: Sequence[str] = ("accuracy",),
+        spent: Callable[[str, int], float] | None = None,
+    ) -> None:
+        """The last files: scores and costs of clients, the summary; `spent`: epsilon by client and rounds."""
         # Of every client that took part: rounds, bytes and FLOPs in all, means of its other numbers.
         costs: dict[str, Record] = {}
         with (self.path / "participation.jsonl").open() as lines:
@@ -294,9 +300,11 @@ class RunFolder:
                 for name, value in line.items():
                     if isinstance(value, int | float):
                         cost[f"training_{name}"] = cost.get(f"training_{name}", 0.0) + value
-        for cost in costs.values():
+        for client, cost in costs.items():
             for name in cost.keys() - SUMS:
                 cost[name] /= cost["training_rounds"]
+            if spent is not None:
+                cost["epsilon"] = spent(client, int(cost["training_rounds"]))
         stats = sorted(set().union(*(score.stats for score in scores)))
         file = io.StringIO(newline="")
         main, *others = metrics

@@ -1,4 +1,4 @@
-"""A run with differential privacy of clients: who is drawn, how updates are merged, and what has been spent.
+"""A run with differential privacy: what is possible, who is drawn, how updates are merged, and what has been spent.
 
     guard = Guard(options.privacy, algorithm, options, roster, key)
     guard.draw(round); guard.merger(server, round); guard.spent(rounds)
@@ -19,10 +19,11 @@ from functools import cache
 import numpy as np
 
 from pfedgate.core.algorithm import Algorithm
-from pfedgate.core.privacy import NoisyMean, Privacy, uniform
+from pfedgate.core.privacy import NoisyMean, uniform
 from pfedgate.core.robust import FOR_ALL
-from pfedgate.core.types import Card, Round, State
+from pfedgate.core.types import Card, Privacy, Round, State
 from pfedgate.engine.roster import Options, Roster
+from pfedgate.training.dpsgd import share_and_steps, unfit
 
 INSTALL = "pip install 'pfedgate[privacy]'"
 
@@ -31,8 +32,25 @@ def possible(algorithm: Algorithm, options: Options) -> None:
     """Refuse what the promise would not hold for, with the reason."""
     if options.privacy.level == "none":
         return
-    name = algorithm.name or type(algorithm).__name__
+    name, task = algorithm.name or type(algorithm).__name__, algorithm.task
     what = f"privacy.level={options.privacy.level!r}"
+    if options.privacy.level == "sample":
+        if not vars(type(algorithm)).get("by_samples"):
+            raise ValueError(
+                f"{what} is not possible with {name}: its updates hold more of the data than gradients of single "
+                "samples (a choice, statistics, a second training); fedavg, fedprox and fedper do not"
+            )
+        if task.private != options.privacy:
+            raise ValueError(f"{what} needs the task to say so: Task(private=…), as a recipe's [privacy] does")
+        if task.correction == "training" or task.shift:
+            raise ValueError(
+                f"{what} is not possible with train.correction='training' or train.shift: a sample's gradient would "
+                "depend on the labels of the others; take train.correction='prediction'"
+            )
+        if reason := unfit(task.model):
+            raise ValueError(f"{what} is not possible with this model: {reason}")
+        epsilon(options.privacy.noise, 1.0, 1, options.privacy.delta)  # whether the accountant is installed
+        return
     if type(algorithm).send is not Algorithm.send:
         raise ValueError(
             f"{what} is not possible with {name}: it sends each client something else, so that there is no common "
@@ -66,7 +84,6 @@ class Guard:
     """Client-level privacy of one run."""
 
     def __init__(self, algorithm: Algorithm, options: Options, roster: Roster, key: bytes) -> None:
-        possible(algorithm, options)
         self.algorithm, self.privacy, self.roster, self.key = algorithm, options.privacy, roster, key
         able = len(roster.able)
         self.share = roster.wanted(options.sample) / able if isinstance(options.sample, int) else options.sample
@@ -95,6 +112,12 @@ class Guard:
             about["update_norm"] = float(np.median(norms))
             about["shortened"] = sum(norm > self.privacy.clip for norm in norms) / len(norms)
         return about
+
+
+def spent_on_samples(algorithm: Algorithm, options: Options, n: int, rounds: int) -> float:
+    """Epsilon of each of a client's n samples after so many rounds in which it trained."""
+    share, steps = share_and_steps(algorithm.task, n)
+    return epsilon(options.privacy.noise, share, steps * rounds, options.privacy.delta)
 
 
 def fresh_key(privacy: Privacy, seed: int) -> bytes:

@@ -19,9 +19,8 @@ from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.ids import Ids
 from pfedgate.core.modules import skeleton
-from pfedgate.core.privacy import Privacy
 from pfedgate.core.seeds import key
-from pfedgate.core.types import Budget, Card, Federation, ServerOptim
+from pfedgate.core.types import Budget, Card, Federation, Privacy, ServerOptim
 from pfedgate.engine.endpoint import POINTS
 from pfedgate.fleet.clock import Clock
 from pfedgate.fleet.devices import Device, Fleet, Need

@@ -31,7 +31,7 @@ from pfedgate.engine.checkpoint import Checkpoint, RunFolder, alone, fingerprint
 from pfedgate.engine.endpoint import NOVEL, Endpoint, Reply, Scored, serve
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.policies import policy
-from pfedgate.engine.private import Guard, fresh_key
+from pfedgate.engine.private import Guard, fresh_key, possible, spent_on_samples
 from pfedgate.engine.roster import DEFAULTS, Cards, Options, Roster, clock_of
 from pfedgate.engine.server_step import SLOTS, ServerStep
 from pfedgate.engine.store import DiskStore, MemoryStore, Store, TemporaryStore
@@ -146,6 +146,7 @@ class Engine:
         clock = clock_of(federation, options) if options.fleet.devices else None
         self.policy = policy(options.fleet, algorithm, self.roster, options.sample, clock)
         self.step = ServerStep(options.server, algorithm)
+        possible(algorithm, options)
         self.guard: Guard | None = None
         if options.privacy.level == "client":
             self.guard = Guard(algorithm, options, self.roster, fresh_key(options.privacy, options.seed))
@@ -195,8 +196,9 @@ class Engine:
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         task = self.algorithm.task
         summary = metrics.overall(history, task.metric)
-        if self.guard is not None:
-            summary |= {"epsilon": metrics.clean(self.guard.spent(len(history))), "delta": options.privacy.delta}
+        if self.guard is not None or options.privacy.level == "sample":
+            spent = self._worst(len(history)) if self.guard is None else self.guard.spent(len(history))
+            summary |= {"epsilon": metrics.clean(spent), "delta": options.privacy.delta}
         novel: list[Scored] = []
         if history:
             round = self._round(len(history) - 1, history[:-1])
@@ -208,7 +210,7 @@ class Engine:
                 summary["novel"] = metrics.summarise(novel, task.metrics)
         summary["resident_bytes"] = max(metrics.resident_bytes(), getattr(reach, "resident_bytes", 0))
         if self.folder is not None:
-            self.folder.finish(summary, [*scores, *novel], [metric.name for metric in task.metrics])
+            self.folder.finish(summary, [*scores, *novel], [metric.name for metric in task.metrics], self._spent())
         self._tell({"event": "end", **summary})
         return Result(server, history, summary, scores, novel, self.store)
 
@@ -223,7 +225,7 @@ class Engine:
     def _chunks(self, cards: Sequence[Card]) -> Iterator[list[Card]]:
         """Groups trained together. They depend on the cards alone, not on workers or on any order."""
         size = 1
-        if self.options.stack and self.algorithm.stacks:
+        if self.options.stack and self.algorithm.stacks and self.algorithm.task.private is None:
             size = group_size(self.algorithm.task) if self.options.stack == "auto" else int(self.options.stack)
             # Alike sizes together: stacked clients are padded to the largest of their group.
             cards = sorted(cards, key=lambda card: (card.n_train, card.id))
@@ -279,9 +281,24 @@ class Engine:
         if self.policy.clock is not None:
             record |= {"virtual_seconds": self.policy.now, "joules": joules, "dropped": dropped}
         record = {**metrics.means(numbers), **record, "refused": len(refusals)}  # no client overwrites the server
+        if self.options.privacy.level == "sample":
+            record["epsilon"] = metrics.clean(self._worst(round.index + 1))
         if self.guard is not None and noisy is not None:
             record |= metrics.clean(self.guard.record(round.index + 1, noisy.norms))
         return server, record | ({"refusals": refusals} if refusals else {}), lines
+
+    def _spent(self) -> Callable[[str, int], float] | None:
+        """Epsilon of a client's samples by the rounds in which it trained, where each client adds noise itself."""
+        if self.options.privacy.level != "sample":
+            return None
+        sizes = dict(zip(self.roster.ids, self.roster.sizes.tolist(), strict=True))
+        return lambda client, rounds: spent_on_samples(self.algorithm, self.options, sizes[client], rounds)
+
+    def _worst(self, rounds: int) -> float:
+        """Epsilon of the samples of the client for which it is largest, if it trained in all rounds."""
+        return max(
+            spent_on_samples(self.algorithm, self.options, n, rounds) for n in set(self.roster.sizes.tolist()) if n
+        )
 
     def _evaluate(self, reach: Exchange, server: State, round: Round, record: Record) -> list[Scored]:
         scores = list(reach.evaluate(server, round, self.roster, self.options.points))

@@ -61,6 +61,10 @@ STEP = {"train.batch": 1, "train.steps": 1}
 # By scale: pictures, steps of an inversion, clients whose choices are tested, settings of the training that is watched.
 SIZES: Mapping[str, tuple[int, int, int, dict[str, Any]]] = {
     "tiny": (1, 30, 2, {}),
+    "quick": (2, 250, 6, {
+        "model.name": "cnn_femnist", "model.width": 0.25, "data.clients": 20, "data.samples": 1200, "train.rounds": 8,
+        "train.epochs": 2, "evaluate.every": 8,
+    }),
     "small": (4, 400, 12, {
         "model.name": "cnn_cifar10", "data.clients": 40, "data.samples": 4000, "train.rounds": 12, "train.epochs": 2,
     }),

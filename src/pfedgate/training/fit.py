@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pfedgate.core.modules import skeleton, smallest_batch
 from pfedgate.core.seeds import orders, seeded
 from pfedgate.core.types import Local, Objective, Part, State, Task
+from pfedgate.training.dpsgd import Noisy
 from pfedgate.training.workspace import Batch, Stepper, Workspace, flops_per_sample, workspace
 
 __all__ = ["Batch", "Fit", "Score", "Workspace", "evaluate", "fit", "loop", "workspace"]
@@ -33,11 +34,12 @@ class Fit:
     steps: int
     samples: int  # samples that went forward and backward, repetitions counted
     flops: float
+    hidden: bool = False  # the loss tells of samples, so it was not looked at
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers an Update usually carries."""
-        return {"loss": self.loss, "flops": self.flops}
+        """The numbers an Update usually carries; the loss is missing where nobody may know it."""
+        return {"flops": self.flops} | ({} if self.hidden else {"loss": self.loss})
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,14 @@ def loop(
     epochs: int | None = None,
     steps: int | None = None,
     stream: str = "batches",
+    draws: Iterator[Tensor] | None = None,
 ) -> tuple[float, int]:
     """Call `step` on every batch; return (mean of the returned losses, number of batches).
 
     Batches are those every algorithm sees: their order comes from the stream named `stream` of this client
     and round. Torch's global generator (dropout) is seeded from the same path, so that two branches of a
     method do not disturb each other. Models with BatchNorm skip a batch of a single sample, which has no variance.
+    `draws` are the rows of each batch, for whoever draws them in another way.
     """
     if epochs is None and steps is None:
         epochs, steps = (task.epochs, task.steps)
@@ -80,7 +84,7 @@ def loop(
     # The raw samples move to the device once (bytes, not floats); batches are gathered and prepared there.
     x, y = part.x.to(local.device), part.y.to(local.device)
     with seeded(local.round.seed, "dropout", stream, local.round.index, local.card.id):
-        for rows in _rows(part.n, batch or task.batch, task, local, stream, epochs, steps):
+        for rows in _rows(part.n, batch or task.batch, task, local, stream, epochs, steps) if draws is None else draws:
             loss = step(Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows))
             total = loss if total is None else total + loss
             count += 1
@@ -156,13 +160,22 @@ def fit(
     branches = [(stepper, slice(size)), (apart, slice(size, None))] if own else [(stepper, slice(None))]
     pull = work.vector(anchor) if anchor is not None and prox else None
     sample: list[Tensor] = []
+    noisy = None
+    if task.private is not None:
+        if objective is not None or gradient is not None or step is not None or weights is not None or batch:
+            raise ValueError("privacy.level='sample' knows the task's own loss only: this method has another")
+        n = (local.train if part is None else part).n
+        noisy = Noisy(task, local, n, epochs, steps, stream)
 
     def one(data: Batch) -> Tensor:
         if not sample:
             sample.append(data.x)
         if step is not None:
             return step(work, data)
-        loss = work.gradient(data, task.loss, weights=weights, objective=objective)
+        if noisy is not None:
+            loss = noisy.gradient(work, data, task.loss)
+        else:
+            loss = work.gradient(data, task.loss, weights=weights, objective=objective)
         for branch, piece in branches:
             branch.clip(work.grad[piece])
         if pull is not None:
@@ -173,10 +186,11 @@ def fit(
             branch.step(work.flat[piece], work.grad[piece])
         return loss
 
-    loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream)
+    draws = None if noisy is None else noisy.draws()
+    loss, count = loop(task, local, one, part=part, batch=batch, epochs=epochs, steps=steps, stream=stream, draws=draws)
     samples = work.gradients
     flops = samples * flops_per_sample(task.model, names, sample[0].shape[1:], sample[0].dtype, True) if sample else 0.0
-    return Fit(work.state(), loss, count, samples, flops)
+    return Fit(work.state(), loss, count, samples, flops, hidden=noisy is not None)
 
 
 @torch.no_grad()

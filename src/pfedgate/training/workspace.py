@@ -68,7 +68,7 @@ class Workspace:
             value.data = views[name]
             value.requires_grad_(name in gradients)
             value.grad = gradients.get(name)
-        self._parameters = parameters
+        self.parameters = parameters
         self.trained = tuple(trained)
         self.buffers = persistent_buffers(model)
         self.gradients = 0  # samples that went forward and backward since `load`, for counting FLOPs
@@ -102,7 +102,7 @@ class Workspace:
     def state(self) -> State:
         """A copy of all parameters and buffers, in the module's own order, over one vector."""
         copied = unflat(self._whole.clone(), self._shapes)
-        state = {name: copied[name] for name in self._parameters}
+        state = {name: copied[name] for name in self.parameters}
         state.update({name: value.clone() for name, value in self.buffers.items()})
         return state
 
