@@ -227,8 +227,14 @@ def build(architecture: str) -> tuple[nn.Module, Tensor]:
         import timm
 
         model = timm.create_model(TIMM[name], num_classes=CLASSES)
-        size = model.default_cfg["input_size"] if hasattr(model, "default_cfg") else (3, 224, 224)
-        return model, torch.randn(2, *size)
+        for size in ((3, 96, 96), model.default_cfg["input_size"]):  # the smaller one where the model takes it
+            x = torch.randn(2, *size)
+            try:
+                model.eval()(x)
+            except Exception:
+                continue
+            return model, x
+        raise RuntimeError("it does not run on its own input size")
     if library == "torchvision":
         import torchvision
 

@@ -26,6 +26,7 @@ FLOORS = [
     {"config"},
     {"runs"},
     {"experiment", "theory"},
+    {"novel"},
     {"deploy", "report", "export"},
     {"tune"},
     {"studies"},

@@ -18,9 +18,10 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
+from torch import nn
 
 from pfedgate.core.errors import unknown
+from pfedgate.gating.inputs import Given
 from pfedgate.gating.slicing.axes import Segments, Space, is_dense
 from pfedgate.gating.slicing.steps import Network, Policy
 from pfedgate.gating.slicing.trace import analyse
@@ -127,7 +128,7 @@ def _policy(split: str, keep_output: bool) -> Policy:
 
 def split_model(
     model: nn.Module,
-    example: Tensor,
+    example: Given,
     how: str | Callable[[nn.Module], Sequence[Block]],
     *,
     blocks: int,
