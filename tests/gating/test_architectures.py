@@ -16,6 +16,7 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import zoo
 
+    zoo.vision_library()
     return zoo
 
 
