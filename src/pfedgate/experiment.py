@@ -234,7 +234,8 @@ def check(experiment: Experiment) -> None:
     """Refuse what could only fail, or silently go wrong, in training: labels, inputs and budgets that do not fit."""
     task, federation = experiment.algorithm.task, experiment.federation
     possible(experiment.algorithm, experiment.options)
-    choose_device(experiment.options.device)
+    if choose_device(experiment.options.device).type != "cuda" and task.amp:
+        warn("run.amp is for CUDA devices: this run computes in float32")
     clients = [*federation.clients[:SEEN], *federation.novel[:SEEN]]
     parts = [(client, federation.part(client, name)) for client in clients for name in PARTS]
     samples = [(f"client {client!r}", part) for client, part in parts if part.n]
@@ -283,6 +284,7 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         steps=train.steps,
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
+        amp=recipe.run.amp,
         kind=kind,
         loss=None if goal.loss == "auto" else _named(goal.loss),  # type: ignore[arg-type]  # names become functions
         metrics=tuple(map(_named, goal.metrics)),

@@ -153,6 +153,7 @@ class Recipe:
             stack=self.run.stack,
             device=self.run.device,
             novel=self.evaluate.novel,
+            stop_after=self.train.stop_after,
             checkpoint_every=self.run.checkpoint_every,
             keep_best=self.run.keep_best,
             fleet=self.fleet,
@@ -390,7 +391,8 @@ def essence(tables: Mapping[str, Any]) -> Tables:
     {'data': {'name': 'digits'}, 'run': {'seed': 1}}
     """
     plain: Tables = json.loads(json.dumps(tables, default=str))
-    plain["run"] = {"seed": plain.get("run", {}).get("seed", 0)}
+    run = plain.get("run", {})
+    plain["run"] = {"seed": run.get("seed", 0), **({"amp": True} if run.get("amp") else {})}
     for name in PLACES:
         plain.get("data", {}).pop(name, None)
     plain.pop("deploy", None)

@@ -316,6 +316,7 @@ class Task:
     steps: int | None = None  # batches a round instead of epochs
     drop_last: bool = False
     eval_batch: int = 512
+    amp: bool = False  # bfloat16 where torch deems it safe, on a CUDA device
     example: Example | Tensor | None = None  # a prepared batch or its shape, for methods that trace the model
     classes: int | None = None  # that labels name; None: unknown, or labels are no classes
     initial_scale: float = 1.0  # times the initial weights of hidden layers, where ReLU follows without a norm

@@ -408,6 +408,7 @@ STUDIES = (
     ),
     DOMAINS,
     FLEET,
+    Study("multitask", "Several tasks on one shared model, a gate for each", measure="multitask"),
     Study(
         "leakage",
         "What updates tell of the clients' data",
