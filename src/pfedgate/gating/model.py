@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -308,7 +309,7 @@ class GatedModel(nn.Module):
         return f"{len(self.plan.blocks)} {self.plan.how} blocks, {self.execution}, gate {share:.1%} of the model"
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@_disable_dynamo  # `torch.compiler.disable` would load the compiler at once: two seconds of each process
 def _as_it_is(gated: GatedModel, x: Given) -> Any:
     """The pass of a model that torch.compile was told to compile: not compiled."""
     return call(gated.forward, x)

@@ -199,7 +199,6 @@ TINY = Scale(
     within=0.0,
     batches=(8, 16),
     turns=1,
-    not_in_all=("attacks",),  # hundreds of runs
 )  # fmt: skip
 
 SMALL = Scale(

@@ -20,15 +20,15 @@ from pfedgate.report.tables import markdown, percent
 from pfedgate.runs.environment import environment
 from pfedgate.runs.folder import Run
 from pfedgate.runs.progress import clock
-from pfedgate.studies import complexity, figures
+from pfedgate.studies import complexity, figures, leakage, multitask
 from pfedgate.studies.bench import COMPLEXITY_ROWS
 from pfedgate.studies.cells import seconds_of
 from pfedgate.studies.complexity import line
 from pfedgate.studies.declare import DENSITY, Number, Q, Study, columns_of
-from pfedgate.studies.leakage import MEASURES
 from pfedgate.studies.outcome import Outcomes, claims, spread
 from pfedgate.studies.sweep import Campaign
 
+MEASURES = {**leakage.MEASURES, "multitask": (multitask.measure, multitask.tables)}
 # What a score is of, by the study's point.
 POINTS = {
     "": "after the broadcast; FedAvg-FT and Per-FedAvg take gradient steps of their own first",
