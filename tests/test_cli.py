@@ -137,7 +137,7 @@ def test_a_warning_is_one_line(pf: Callable[..., Any], monkeypatch: pytest.Monke
 
 
 def test_an_option_that_does_not_exist_is_a_usage_error(pf: Callable[..., Any]) -> None:
-    assert "No such option" in pf("run", "--rounds", "3", code=2).stderr
+    assert "No such option" in pf("run", "--roundz", "3", code=2).stderr
 
 
 def start_process(*arguments: str) -> subprocess.Popen[str]:

@@ -26,6 +26,7 @@ FLOORS = [
     {"config"},
     {"runs"},
     {"experiment", "theory"},
+    {"novel"},
     {"deploy", "report", "export"},
     {"tune"},
     {"studies"},
@@ -173,6 +174,9 @@ def test_rooms_are_loaded_when_they_are_used() -> None:
     assert loaded("import pfedgate.cli", *heavy) == []
     assert loaded("import pfedgate.gating; pfedgate.gate", *heavy) == ["torch"]
     assert loaded("from pfedgate.config.methods import methods; assert methods()", "pfedgate.engine") == []
+    # The compiler takes two seconds to load, in every worker and for every message of a Flower node.
+    step = "import pfedgate.experiment as e; e.run(train={'rounds': 1}, algorithm='pfedgate', run={'workers': 1})"
+    assert loaded(step, "torch._dynamo", "torch._inductor") == []
     assert loaded("import pfedgate; pfedgate.run", *heavy[:3]) == list(heavy[:3])
 
 

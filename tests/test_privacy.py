@@ -42,6 +42,7 @@ from pfedgate.engine.server import Options, run
 from pfedgate.engine.store import MemoryStore
 from pfedgate.fleet.pace import Pace
 from pfedgate.models import build as build_model
+from pfedgate.report import tables
 from pfedgate.runs.folder import Run
 from pfedgate.training.dpsgd import Noisy
 from pfedgate.training.fit import fit
@@ -242,6 +243,14 @@ def test_epsilon_grows_with_rounds_and_shares_and_is_in_every_record(tmp_path: P
     assert all(0 <= record["shortened"] <= 1 and record["update_norm"] > 0 for record in seen.history)
     open_ = go(example("fedavg"), options=replace(OPTIONS, privacy=OPEN)).result
     assert open_.summary["epsilon"] is None, "without noise nothing is private"
+
+
+def test_a_report_shows_epsilon() -> None:
+    rows = {name: tables.numbers({"accuracy": 0.5, "epsilon": spent}) for name, spent in (("a", 2.5), ("b", None))}
+    table = tables.summarise(rows)
+    at = [column["key"] for column in table["head"]].index("epsilon")
+    assert [row["cells"][at]["text"] for row in table["rows"]] == ["2.5", "–"]
+    assert "epsilon" not in [column["key"] for column in tables.summarise({"b": rows["b"]})["head"]]
 
 
 # -- repeatable where it should be

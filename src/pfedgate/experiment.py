@@ -36,6 +36,7 @@ from pfedgate.data.federation import PARTS
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import NOVEL, Endpoint
+from pfedgate.engine.hostile import Hostile
 from pfedgate.engine.private import possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
@@ -80,7 +81,9 @@ class Experiment:
         """Train all rounds, or those that are left in a folder."""
         parts, workers = (self.algorithm, self.federation, self.options), self.workers
         exchange: Callable[..., engine.Exchange] = Cluster if self.recipe.run.exchange == "ray" else Endpoint
-        if exchange is Endpoint and workers > 1:
+        if self.recipe.attack.kind != "none":
+            exchange = functools.partial(Hostile, attack=self.recipe.attack, seed=self.options.seed)
+        elif exchange is Endpoint and workers > 1:
             exchange = functools.partial(Processes, workers=workers)
         result = engine.run(
             *parts,
@@ -234,7 +237,8 @@ def check(experiment: Experiment) -> None:
     """Refuse what could only fail, or silently go wrong, in training: labels, inputs and budgets that do not fit."""
     task, federation = experiment.algorithm.task, experiment.federation
     possible(experiment.algorithm, experiment.options)
-    choose_device(experiment.options.device)
+    if choose_device(experiment.options.device).type != "cuda" and task.amp:
+        warn("run.amp is for CUDA devices: this run computes in float32")
     clients = [*federation.clients[:SEEN], *federation.novel[:SEEN]]
     parts = [(client, federation.part(client, name)) for client in clients for name in PARTS]
     samples = [(f"client {client!r}", part) for client, part in parts if part.n]
@@ -283,6 +287,7 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
         steps=train.steps,
         drop_last=train.drop_last,
         eval_batch=recipe.evaluate.batch,
+        amp=recipe.run.amp,
         kind=kind,
         loss=None if goal.loss == "auto" else _named(goal.loss),  # type: ignore[arg-type]  # names become functions
         metrics=tuple(map(_named, goal.metrics)),

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedgate import experiment
+from pfedgate import experiment, novel
 from pfedgate.algorithms.pfedgate.personal import Personal
 from pfedgate.core import measure
+from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.errors import unknown
 from pfedgate.core.prior import Added
-from pfedgate.core.types import Budget, Card, Local, Part, Round, Task
+from pfedgate.core.types import Budget, Card, Federation, Local, Part, Round, State, Task
 from pfedgate.engine.endpoint import Endpoint, own_part
 from pfedgate.engine.roster import Roster
 from pfedgate.gating.model import GatedModel
@@ -99,12 +100,26 @@ def client(
     private = store.get(id)
     if private is None:
         raise ValueError(f"client {id!r} never trained in {run.path}, so it has no gate: choose another one")
-    got = plan.algorithm.send(server, card, round)
-    own, private = own_part(plan.algorithm, private, local)
-    method = own.method(plan.algorithm)
-    predictor = method.predictor(got, method.personalise(got, private, local), card)
+    return _client(plan.algorithm, plan.algorithm.send(server, card, round), private, local, plan.federation)
+
+
+def newcomer(run: str | Path, gate: str | Path, *, budget: Budget | None = None) -> Client:
+    """The same of a client that took no part, from the file that `pfedgate adapt` wrote."""
+    adapted = novel.load(run, gate)
+    algorithm, card = adapted.plan.algorithm, adapted.card
+    if not has_gates(algorithm):
+        raise ValueError(f"{run} was trained by {algorithm.name}, which has no gates, so there is nothing to leave out")
+    local = adapted.endpoint.local(card if budget is None else replace(card, budget=budget), adapted.round)
+    got = algorithm.send(adapted.server, local.card, adapted.round)
+    return _client(algorithm, got, adapted.state, local, adapted.endpoint.federation)
+
+
+def _client(algorithm: Algorithm, got: State, private: State, local: Local, federation: Federation) -> Client:
+    own, private = own_part(algorithm, private, local)
+    method = own.method(algorithm)
+    predictor = method.predictor(got, method.personalise(got, private, local), local.card)
     assert isinstance(predictor, Personal)
-    return Client(predictor, plan.algorithm.task, local, plan.federation.part(id, "test"))
+    return Client(predictor, algorithm.task, local, federation.part(local.card.id, "test"))
 
 
 @torch.no_grad()

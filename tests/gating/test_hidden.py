@@ -328,7 +328,6 @@ def test_other_parameters_need_another_optimiser() -> None:
     ("example", "message"),
     [
         ([torch.zeros(2, 8), torch.zeros(2)], "got list of Tensor; of a pair of inputs and labels give the inputs"),
-        ({"x": torch.zeros(2, 8)}, "got dict"),
         ("x", "got str"),
         ((8.7, 64.2), "got tuple of float"),
     ],

@@ -132,12 +132,57 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+Rounds = Annotated[int | None, typer.Option("--rounds", help="train.rounds.")]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="data.name; or a folder of images, a CSV or Parquet file, FILE.py:FUNCTION."),
+]
+Model = Annotated[str | None, typer.Option("--model", help="model.name, or FILE.py:FUNCTION.")]
+BudgetOption = Annotated[
+    str | None, typer.Option("--budget", help="clients.budget: a share of the dense model, or a CSV of devices.")
+]
+Seeds = Annotated[
+    int, typer.Option("--seeds", min=1, help="Runs, each with another partition and start: 5 tell chance.")
+]
+
+
 def over(given: Sequence[str] | None, data_dir: Path | None) -> list[Mapping[str, Any]]:
     """The layers of --data-dir and --set."""
     from pfedgate.config import recipe as config
 
     layers = [config.settings(given or [])]
     return [{"data": {"data_dir": str(data_dir)}}, *layers] if data_dir else layers
+
+
+def short(rounds: int | None, data: str | None, model: str | None, budget: str | None) -> Mapping[str, Any]:
+    """The layer of the options that everybody sets; --set goes over it."""
+    from pfedgate.config import toml
+    from pfedgate.data.adopt import of_name
+
+    layer: dict[str, Any] = {}
+    if rounds is not None:
+        layer["train"] = {"rounds": rounds}
+    if data is not None:
+        layer["data"] = of_name(data, None, None) or {"name": data}
+    if model is not None:
+        layer["model"] = {"name": model}
+    if budget is not None:
+        layer["clients"] = {"budget": toml.value(budget)}
+    return layer
+
+
+def split(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """Methods and the recipe among the arguments of a command; a recipe is what looks like a file.
+
+    >>> split(["fedavg", "mine.toml"]), split(["pfedgate:clients.budget=0.3"])
+    ((['fedavg'], 'mine.toml'), (['pfedgate:clients.budget=0.3'], None))
+    """
+    from pfedgate.core.errors import RecipeError
+
+    recipes = [word for word in words if word.endswith(".toml") or Path(word).exists()]
+    if len(recipes) > 1:
+        raise RecipeError(f"there is one recipe to run, got {' and '.join(recipes)}")
+    return [word for word in words if word not in recipes], recipes[0] if recipes else None
 
 
 def of_method(recipe: str | Path | None, over: Sequence[Mapping[str, Any]], method: str) -> Recipe:
@@ -150,7 +195,7 @@ def of_method(recipe: str | Path | None, over: Sequence[Mapping[str, Any]], meth
     return config.resolve(recipe, {"algorithm": name}, *over, config.settings(settings, section="algorithm"))
 
 
-def tuned_note(recipe: Path | None, methods: Sequence[str]) -> str:
+def tuned_note(recipe: str | Path | None, methods: Sequence[str]) -> str:
     """Which of some methods take settings from the file of tuned settings beside a recipe; empty if none does."""
     from pfedgate.config import recipe as config
     from pfedgate.config import toml

@@ -12,7 +12,27 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from pfedgate.cli.base import DataDir, Debug, Settings, app, command, err, label, of_method, out, over, say, tuned_note
+from pfedgate.cli.base import (
+    BudgetOption,
+    Data,
+    DataDir,
+    Debug,
+    Model,
+    Rounds,
+    Seeds,
+    Settings,
+    app,
+    command,
+    err,
+    label,
+    of_method,
+    out,
+    over,
+    say,
+    short,
+    split,
+    tuned_note,
+)  # fmt: skip
 from pfedgate.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -43,7 +63,17 @@ SHOWN = {
 @app.command()
 @command
 def run(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML file; without one: pFedGate on digits.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[METHOD|RECIPE.TOML]...", help="An algorithm, a recipe or both; else pFedGate on digits."
+        ),
+    ] = None,
+    rounds: Rounds = None,
+    data: Data = None,
+    model: Model = None,
+    budget: BudgetOption = None,
+    seeds: Seeds = 1,
     set: Settings = None,
     out_dir: Out = None,
     data_dir: DataDir = None,
@@ -58,7 +88,15 @@ def run(
     from pfedgate.runs import folder as runfolder
     from pfedgate.runs import trackers
 
-    resolved = resolve(recipe, *over(set, data_dir))
+    methods, recipe = split(words or ())
+    if len(methods) > 1:
+        raise RecipeError(f"one method at a time: pfedgate compare {' '.join(methods)} trains several")
+    layers = [short(rounds, data, model, budget), *over(set, data_dir)]
+    resolved = of_method(recipe, layers, methods[0]) if methods else resolve(recipe, *layers)
+    if seeds > 1 and not show:
+        _note(recipe, [resolved.algorithm.name])
+        _compare(recipe, layers, methods or [resolved.algorithm.name], out_dir, report, track, seeds)
+        return
     if show:
         say(resolved.toml().removesuffix("\n"))
         return
@@ -108,12 +146,11 @@ def compare(
             "small=pfedgate:clients.budget=0.3,gate_lr=0.5",
         ),
     ],
-    seeds: Annotated[
-        int,
-        typer.Option(
-            "--seeds", min=1, help="Runs of every method, each with another partition and start: 5 tell chance."
-        ),
-    ] = 1,
+    rounds: Rounds = None,
+    data: Data = None,
+    model: Model = None,
+    budget: BudgetOption = None,
+    seeds: Seeds = 1,
     set: Settings = None,
     out_dir: Out = None,
     data_dir: DataDir = None,
@@ -125,14 +162,12 @@ def compare(
 
     With --seeds it shows differences to the first method, paired by seed and client, with 95 % intervals.
     """
-    recipes = [name for name in methods if name.endswith(".toml")]
-    if len(recipes) > 1:
-        raise RecipeError(f"a comparison has one recipe, got {' and '.join(recipes)}")
-    names = [name for name in methods if not name.endswith(".toml")]
+    names, recipe = split(methods)
     if not names:
         raise RecipeError("name the methods to compare, such as: pfedgate compare pfedgate fedavg")
-    _note(Path(recipes[0]) if recipes else None, names)
-    _compare(recipes[0] if recipes else None, over(set, data_dir), names, out_dir, report, track, seeds)
+    _note(recipe, names)
+    layers = [short(rounds, data, model, budget), *over(set, data_dir)]
+    _compare(recipe, layers, names, out_dir, report, track, seeds)
 
 
 # The demo: ours beside its strongest cheap opponents. Settings were chosen on validation data of another seed, by the
@@ -188,13 +223,11 @@ def _compare(
     for one in runs:
         _train(one, again=folder, track=track)
     _report(runs, folder)
-    if seeds > 1 and "accuracy" in runs[0].summary:
-        out().print(differences({name: runs[at * seeds : (at + 1) * seeds] for at, name in enumerate(resolved)}))
     if report:
         _write_report([folder], folder)
 
 
-def _note(recipe: Path | None, methods: Sequence[str]) -> None:
+def _note(recipe: str | None, methods: Sequence[str]) -> None:
     if note := tuned_note(recipe, methods):
         say(note, err())
 
@@ -227,6 +260,8 @@ def _report(runs: Sequence[Run], folder: Path | None = None) -> None:
         out().print(table(runs))
         say(f"{folder or runs[0].path.parent}: one folder per method, each with metrics.jsonl, clients.csv and more:")
         say("\n".join(f"  {run.path}" for run in runs))
+        if len({run.recipe.run.seed for run in runs}) > 1:
+            out().print(differences(runs))
     else:
         say(learnt(runs[0]))
         say(f"{runs[0].path}: metrics.jsonl (rounds), clients.csv (clients), config.toml (to run it again)")
@@ -238,23 +273,33 @@ def _write_report(folders: Sequence[Path], folder: Path) -> None:
     say(f"report: {write(folders, folder / 'report.html')[0].resolve()}")
 
 
-def differences(methods: Mapping[str, Sequence[Run]]) -> Table:
-    """Means over seeds, and each method minus the first one."""
+def differences(runs: Sequence[Run]) -> Table:
+    """Means over seeds, and each method minus the first one; runs of one method have names that end with their seed."""
     from pfedgate.report.paired import paired, scores
     from pfedgate.report.tables import percent
 
-    (first, base), *_ = methods.items()
-    view = Table(title=f"{len(base)} seeds", caption="95 % intervals over seeds, never narrower than clients make them")
-    for title in ("method", "accuracy, %", "bottom decile, %", "worst tenth, %", f"− {first}, points"):
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        methods.setdefault(run.name.removesuffix(f"-seed{run.recipe.run.seed}"), []).append(run)
+    first, base = next(iter(methods.items()))
+    metric, seeds = base[0].metric, len(base)
+    unit, show = (", %", percent) if metric.share else ("", "{:.4g}".format)
+    view = Table(title=f"{seeds} seeds", caption="95 % intervals over seeds, never narrower than clients make them")
+    gaps = [f"− {first}, {'points' if metric.share else metric.name}"] if len(methods) > 1 else []
+    for title in ("method", *(f"{what}{unit}" for what in (metric.name, "bottom decile", "worst tenth")), *gaps):
         view.add_column(title, justify="left" if title == "method" else "right")
-    clients = {name: {run.recipe.run.seed: scores(run) for run in runs} for name, runs in methods.items()}
-    for name, runs in methods.items():
-        gap = None if name == first else paired(clients[name], clients[first])
+    clients = {name: {run.recipe.run.seed: scores(run) for run in own} for name, own in methods.items()}
+    for name, own in methods.items():
         cells = []
-        for key in ("accuracy", "bottom_decile", "worst_tenth"):
-            values = [float(run.summary[key]) for run in runs]
-            cells.append(f"{percent(fmean(values))} ± {percent(stdev(values))}")
-        view.add_row(name, *cells, "" if gap is None else str(gap))
+        for key in (metric.name, "bottom_decile", "worst_tenth"):
+            values = [float(value) for run in own if (value := run.summary.get(key)) is not None]
+            spread = f" ± {show(stdev(values))}" if len(values) > 1 else ""
+            cells.append(f"{show(fmean(values))}{spread}" if values else "-")
+        gap = None if name == first else paired(clients[name], clients[first])
+        if gaps:
+            plain = "" if gap is None else f"{gap.mean:+.4g} [{gap.low:+.4g}, {gap.high:+.4g}]"
+            cells.append(str(gap or "") if metric.share else plain)
+        view.add_row(name, *cells)
     return view
 
 
@@ -317,6 +362,8 @@ def learnt(run: Run) -> Text:
     if summary.get("density") is not None:
         costs.insert(0, f"{percent(summary['density'])} of the model used")
     lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(summary['resident_bytes'])}"))
+    if summary.get("stopped_after"):
+        lines.append(Text(f"stopped early: {summary['stopped_after']} evaluations brought nothing better"))
     if summary.get("refused"):
         lines.append(Text(f"{summary['refused']} updates were refused: see metrics.jsonl", style="yellow"))
     return Text("\n").join(lines)

@@ -63,8 +63,11 @@ def watch(
 @command
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    name: Annotated[str, typer.Option("--client", help="Whose model; ids are in clients.csv of the run.")],
     file: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    name: Annotated[
+        str | None, typer.Option("--client", help="Whose model; ids are in clients.csv of the run.")
+    ] = None,
+    gate: Annotated[Path | None, typer.Option("--gate", help="That of a new client, from `pfedgate adapt`.")] = None,
     budget: Annotated[
         float | None, typer.Option("--budget", help="Share of the dense model; by default the client's in the run.")
     ] = None,
@@ -74,10 +77,12 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write a client's model without its gate: one choice of blocks for all its data, as smaller plain layers."""
-    from pfedgate.export import client, format_of, save
+    from pfedgate.export import client, format_of, newcomer, save
 
     kind = format_of(file, format)
-    model = client(folder, name, budget=budget)
+    if (name is None) == (gate is None):
+        raise ValueError("whose model? Give --client with an id of the run, or --gate with a file of `pfedgate adapt`")
+    model = newcomer(folder, gate, budget=budget) if gate else client(folder, str(name), budget=budget)
     with err().status(f"writing {file} …"):
         save(model.compact, model.example, file, kind)
         view = _table(model, file, kind)
@@ -85,6 +90,36 @@ def export(
     shape = " × ".join(["batch", *map(str, model.example.shape[1:])])
     dtype = str(model.example.dtype).removeprefix("torch.")
     say(f"{file}: takes {shape} {dtype}, prepared as in training")
+
+
+@app.command()
+@command
+def adapt(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="The new client's: images as <class>/<image>, or a table as the run's.")
+    ],
+    file: Annotated[Path, typer.Option("--out", help="The file to write, such as gate.safetensors.")],
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Share of the dense model; by default that of all clients.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--client", help="Which client of several in the data, or a name.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Let a client that took no part train its gate on its own data; the shared model stands still."""
+    from pfedgate.novel import adapt as learn
+
+    adapted = learn(folder, data, budget=budget, client=name)
+    before, after, metric = adapted.before, adapted.after, adapted.plan.algorithm.task.metric
+    adapted.save(file)
+    share = "" if "density" not in after.stats else f", {after.stats['density']:.3f} of the model in use"
+    say(
+        f"client {adapted.card.id}: {metric.name} {metric.show(before.test.score)} before, "
+        f"{metric.show(after.test.score)} after, on {after.test.n} test samples{share}"
+    )
+    say(f"{file}: what it keeps; `pfedgate export {folder} --gate {file} --out client.onnx` makes a small model of it")
 
 
 def _table(client: Client, file: Path, format: str) -> Table:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from pfedgate import algorithms, models
 from pfedgate.config import code
 from pfedgate.config.code import Code
+from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
 from pfedgate.core.types import Privacy, ServerOptim
@@ -71,6 +72,8 @@ class Train:
     plateau: float = 0.75  # plateau: factor when validation stops rising
     patience: int = 10  # plateau: evaluations without a new best before that
     warmup: int = 0  # rounds of linear rise; small networks need none
+    # End after so many evaluations (evaluate.every) without a better score on validation data; none: train all rounds.
+    stop_after: int | None = None
     # Times the initial weights of hidden layers, which torch draws too small for ReLU: for every method alike. Networks
     # with norms and modules of your own keep theirs.
     initial_scale: float = 1.4
@@ -83,6 +86,8 @@ class Train:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise RecipeError(f"train.rounds is a whole number from 1 on, got {self.rounds}")
+        if self.stop_after is not None and self.stop_after < 1:
+            raise RecipeError(f"train.stop_after counts evaluations, from 1 on, got {self.stop_after}")
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,7 @@ class Session:
     workers: int | str = "auto"  # processes; 1 = this one; auto = one per core where a round is worth it
     exchange: str = "auto"  # auto = this process or workers; ray = the cores of a Ray cluster (extra ray, RAY_ADDRESS)
     device: str = "auto"  # auto, cpu, cuda, mps; auto takes the first accelerator there is
+    amp: bool = False  # bfloat16 where it is safe, on a CUDA device; elsewhere float32, with a word
     stack: int | str = "auto"  # clients trained at once where the method can: a number, 0 = never
     checkpoint_every: int = 1  # rounds; a checkpoint is cheap beside a round
     keep_best: bool = True  # keep the models that were best on validation, beside the last ones
@@ -181,6 +187,7 @@ class Deploy:
 
 FIXED: dict[str, type[Any]] = {
     "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim, "privacy": Privacy,
+    "attack": Attack,
     "evaluate": Evaluate, "run": Session, "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
@@ -194,6 +201,7 @@ SECTIONS = (
     "fleet",
     "server",
     "privacy",
+    "attack",
     "evaluate",
     "run",
     "deploy",

@@ -41,6 +41,7 @@ from pfedgate.config.options import (
     options_of,
     usual,
 )
+from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown, warn
 from pfedgate.core.types import Optim, Privacy, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
@@ -126,6 +127,7 @@ class Recipe:
     fleet: Pace = field(default_factory=Pace)
     server: ServerOptim = field(default_factory=ServerOptim)
     privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
     deploy: Deploy = field(default_factory=Deploy)
@@ -153,6 +155,7 @@ class Recipe:
             stack=self.run.stack,
             device=self.run.device,
             novel=self.evaluate.novel,
+            stop_after=self.train.stop_after,
             checkpoint_every=self.run.checkpoint_every,
             keep_best=self.run.keep_best,
             fleet=self.fleet,
@@ -163,7 +166,8 @@ class Recipe:
     def tables(self) -> Tables:
         """Plain values, section by section; options that are None and sections that say nothing are left out."""
         tables: Tables = {}
-        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "deploy": Deploy()}
+        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "attack": Attack(),
+                 "deploy": Deploy()}  # fmt: skip
         silent = {name for name, default in usual.items() if getattr(self, name) == default}
         for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)
@@ -390,7 +394,8 @@ def essence(tables: Mapping[str, Any]) -> Tables:
     {'data': {'name': 'digits'}, 'run': {'seed': 1}}
     """
     plain: Tables = json.loads(json.dumps(tables, default=str))
-    plain["run"] = {"seed": plain.get("run", {}).get("seed", 0)}
+    run = plain.get("run", {})
+    plain["run"] = {"seed": run.get("seed", 0), **({"amp": True} if run.get("amp") else {})}
     for name in PLACES:
         plain.get("data", {}).pop(name, None)
     plain.pop("deploy", None)

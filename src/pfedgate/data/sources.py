@@ -146,8 +146,9 @@ def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
     done = 0
     with cache.progress(f"decoding {name}", total) as report:
         for batch, columns in batches:
-            images = np.stack([decode_image(value) for value in batch.column(columns["image"]).to_pylist()])
-            writer.put("x", done, images)
+            cells = batch.column(columns["image"]).to_pylist()
+            for row, cell in enumerate(cells, start=done):  # one at a time: a thousand large pictures fill the memory
+                writer.put("x", row, decode_image(cell)[None])
             for role, target in (("label", "y"), ("coarse", "coarse")):
                 if role in columns:
                     values = np.asarray(batch.column(columns[role]).to_pylist(), dtype=np.int64)
@@ -156,7 +157,7 @@ def _decode(name: str, place: Path, total: int, batches: Iterator[Any]) -> None:
                 names = [str(value) for value in batch.column(columns["owner"]).to_pylist()]
                 codes = [owners.setdefault(owner, len(owners)) for owner in names]
                 writer.put("owner", done, np.asarray(codes, dtype=np.int32))
-            done += len(images)
+            done += len(cells)
             report(done)
     writer.close({"name": name, "rows": total, "owners": list(owners)})
 

@@ -180,6 +180,15 @@ class Endpoint:
         for point in points:
             yield self._score(got, private, local, point)
 
+    def adapt(self, server: State, card: Card, round: Round) -> State:
+        """The private State of a client that took no part, as the method makes it; it is returned, not stored."""
+        local, got = self.local(card, round), self.algorithm.send(server, card, round)
+        private = _private(self.algorithm, got, self.store, local)
+        with _named(local, NOVEL), seeded(round.seed, NOVEL, round.index, card.id):
+            own, private = own_part(self.algorithm, private, local)
+            private = own.method(self.algorithm).adapt(got, private, local)
+            return {**private, **own.state()}
+
     def model(self, server: State, card: Card, round: Round, point: str = POINTS[0]) -> nn.Module:
         """One client's model as it is scored at a point, a module of its own; it changes nothing."""
         local, got = self.local(card, round), self.algorithm.send(server, card, round)

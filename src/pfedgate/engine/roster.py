@@ -45,6 +45,7 @@ class Options:
     budget: Any = 1.0  # see `budgets`
     stack: int | str = "auto"  # clients trained together where the algorithm can: a number, 0 = never
     device: str = "auto"
+    stop_after: int | None = None  # evaluations without a better score on validation data; None: all rounds
     novel: bool = True  # after training, adapt and score the clients held out
     checkpoint_every: int = 1  # rounds; only with a folder
     keep_best: bool = True  # with a folder: keep the State that was best on validation

@@ -180,6 +180,8 @@ class Engine:
         self._tell({"event": "start", "round": len(history), "rounds": options.rounds, "metric": metric})
         scores: list[Scored] = []
         for index in range(len(history), options.rounds):
+            if self._stalled(history):
+                break
             began = time.perf_counter()
             round = self._round(index, history)
             server, record, lines = self._train(reach, server, round)
@@ -196,6 +198,8 @@ class Engine:
             self._tell({"event": "round", "rounds": options.rounds, **record, **timing})
         task = self.algorithm.task
         summary = metrics.overall(history, task.metric)
+        if len(history) < options.rounds:
+            summary["stopped_after"] = options.stop_after
         if self.guard is not None or options.privacy.level == "sample":
             spent = self._worst(len(history)) if self.guard is None else self.guard.spent(len(history))
             summary |= {"epsilon": metrics.clean(spent), "delta": options.privacy.delta}
@@ -213,6 +217,14 @@ class Engine:
             self.folder.finish(summary, [*scores, *novel], [metric.name for metric in task.metrics], self._spent())
         self._tell({"event": "end", **summary})
         return Result(server, history, summary, scores, novel, self.store)
+
+    def _stalled(self, history: Sequence[Record]) -> bool:
+        """Whether the last evaluations brought nothing better; read from the records, so that a resumed run agrees."""
+        wanted, metric = self.options.stop_after, self.algorithm.task.metric
+        best = metrics.best_round(history, metric)
+        if wanted is None or best is None:
+            return False
+        return sum("after_broadcast" in record for record in history[best:]) >= wanted
 
     def _round(self, index: int, history: Sequence[Record]) -> Round:
         metric = self.algorithm.task.metric

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.core.errors import warn
 from pfedgate.gating.gate.network import Gate, GateOutput
+from pfedgate.gating.inputs import Given, Inputs, call, functional, given, seen
 from pfedgate.gating.latency import as_fast, latency_terms
 from pfedgate.gating.optimizer import LiveOptimizer
 from pfedgate.gating.plan import BlockPlan
@@ -52,9 +54,10 @@ class GatedModel(nn.Module):
         execution: str,
         compensate: str,
         straight_through: str,
+        features: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.gate = model, gate
+        self.model, self.gate, self.features = model, gate, features
         self.plan, self.execution, self.compensate = plan, execution, compensate
         self.straight_through = straight_through
         self.chosen = False  # see `under_choice`
@@ -117,7 +120,7 @@ class GatedModel(nn.Module):
         lines = [f"  {place.ljust(width)}  {reason}{shares}" for place, reason, shares in rows]
         return "\n".join([f"{head} everywhere, except at:", *lines])
 
-    def verify(self, x: Tensor) -> dict[str, float]:
+    def verify(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Count the FLOPs of a forward pass, and raise if they are more than `last.cost` claims; for debugging.
 
         >>> import pfedgate
@@ -125,12 +128,14 @@ class GatedModel(nn.Module):
         >>> pfedgate.gate(model, x, 0.5).verify(x)["counted"] < 0.52
         True
         """
-        counts = []
+        x, counts = given(args, kwargs), []
         with torch.no_grad(), quiet(x.device), eager_attention():
             buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
-            for module in (self.model, self):
+            # The counter's hooks do not like parameters that are given to modules.
+            plain = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+            for run in (partial(functional, self.model, plain), partial(call, self)):
                 with FlopCounterMode(display=False) as counter:
-                    module(x)
+                    run(x)
                 counts.append(counter.get_total_flops())
             for name, buffer in self.named_buffers():
                 buffer.copy_(buffers[name])
@@ -144,15 +149,19 @@ class GatedModel(nn.Module):
             )
         return result
 
-    def select(self, x: Tensor) -> tuple[Selection, GateOutput]:
+    def select(self, x: Given) -> tuple[Selection, GateOutput]:
         """Ask the gate about a batch and choose the blocks that fit the budget (the one host copy of a step)."""
         if torch.is_autocast_enabled(x.device.type):  # a choice must not depend on how products are rounded
             with torch.autocast(x.device.type, enabled=False):
-                out: GateOutput = self.gate(x)
+                out: GateOutput = self.gate(self.read(x))
         else:
-            out = self.gate(x)
+            out = self.gate(self.read(x))
         self.last = self.choose(out)
         return self.last, out
+
+    def read(self, x: Given) -> Tensor:
+        """What the gate reads of a batch."""
+        return seen(x) if self.features is None else call(self.features, x).detach()
 
     def choose(self, out: GateOutput) -> Selection:
         """The blocks that fit the budget, for what a gate said."""
@@ -178,20 +187,21 @@ class GatedModel(nn.Module):
         adapted, limits = out.weights * through, self.selector.limits
         return Selection(mask, out.weights, out.importance, adapted, live, out.shift, self.execution, limits)
 
-    def forced(self, mask: Bools, x: Tensor) -> Any:
+    def forced(self, mask: Bools, x: Given) -> Any:
         """The output with these blocks kept, whatever the gate says: what a selection takes can be measured."""
-        out = self.gate(x)
+        out = self.gate(self.read(x))
         weights = out.weights * torch.from_numpy(mask).to(out.weights)
         live = self.plan.live(mask)
         return self._runner(Selection(mask, out.weights, out.importance, weights, live, out.shift))(
             x, weights, out.shift
         )
 
-    def forward(self, x: Tensor) -> Any:
-        """The adapted model's output for a batch."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The adapted model's output for a batch: a tensor, or all that the model takes."""
+        x = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) else self._given(args, kwargs)
         if torch.compiler.is_compiling():  # every batch has other shapes; the choice is numpy's, and must stay the same
             return _as_it_is(self, x)
-        if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] == 0:
+        if x.ndim == 0 or x.shape[0] == 0:
             _refuse(x)
         if self.gate.config.scope == "sample" and x.shape[0] > 1:
             return _stack([self.forward(x[i : i + 1]) for i in range(x.shape[0])])
@@ -200,9 +210,9 @@ class GatedModel(nn.Module):
         selection, _ = self.select(x)
         return self._runner(selection)(x, selection.adapted, selection.shift)
 
-    def _by_choice(self, x: Tensor) -> Any:
+    def _by_choice(self, x: Given) -> Any:
         """Every sample under the candidate that the chooser has for it, one pass for each candidate."""
-        groups, own = self.gate.groups(x), self.gate.choice.clone()
+        groups, own = self.gate.groups(self.read(x)), self.gate.choice.clone()
         with self.under_choice():
             results = []
             for candidate, rows in groups:
@@ -215,12 +225,12 @@ class GatedModel(nn.Module):
         return tree_map(lambda part: part[back] if isinstance(part, Tensor) else part, _stack(results))
 
     @torch.no_grad()
-    def masks(self, x: Tensor) -> list[Bools]:
+    def masks(self, x: Given) -> list[Bools]:
         """The blocks that are kept for a batch: one mask, or with a chooser one for each candidate in use."""
         if not self.gate.config.chooser:
             return [self.select(x)[0].kept]
         masks, own = [], self.gate.choice.clone()
-        for candidate, rows in self.gate.groups(x):
+        for candidate, rows in self.gate.groups(self.read(x)):
             self.gate.choice.fill_(candidate)
             masks.append(self.select(x[rows])[0].kept)
         self.gate.choice.copy_(own)
@@ -235,7 +245,13 @@ class GatedModel(nn.Module):
         finally:
             self.chosen = before
 
-    def microbatches(self, x: Tensor, size: int) -> Iterator[tuple[slice, Any]]:
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        network = self.plan.network
+        if (network is None or not network.several) and self.plan.wiring is not None and self.plan.wiring.single:
+            _refuse(args[0] if len(args) == 1 and not kwargs else (*args, *kwargs.values()))
+        return given(args, kwargs)
+
+    def microbatches(self, x: Given, size: int) -> Iterator[tuple[slice, Any]]:
         """A batch in parts of at most `size` samples, under one decision: its gradient, with the activations of a part.
 
         So a device with little memory can afford more of the model. The gate, which decides for the whole batch, gets
@@ -250,7 +266,7 @@ class GatedModel(nn.Module):
         ...     loss.backward()
         >>> optimizer.step()
         """
-        if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] == 0:
+        if not isinstance(x, Tensor | Inputs) or x.ndim == 0 or x.shape[0] == 0:
             _refuse(x)
         if size < 1:
             raise ValueError(f"a microbatch has at least one sample, not {size}")
@@ -296,7 +312,7 @@ class GatedModel(nn.Module):
                 )
         fetch = fetcher(live, leaves)
 
-        def run(x: Tensor, weights: Tensor, shift: Tensor | None = None) -> Any:
+        def run(x: Given, weights: Tensor, shift: Tensor | None = None) -> Any:
             if program is None:
                 y = masked(self.model, self.plan, live, weights, self.compensate, x)
             else:
@@ -332,10 +348,10 @@ class GatedModel(nn.Module):
         return f"{len(self.plan.blocks)} {self.plan.how} blocks, {self.execution}, gate {share:.1%} of the model"
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _as_it_is(gated: GatedModel, x: Tensor) -> Any:
+@_disable_dynamo  # `torch.compiler.disable` would load the compiler at once: two seconds of each process
+def _as_it_is(gated: GatedModel, x: Given) -> Any:
     """The pass of a model that torch.compile was told to compile: not compiled."""
-    return gated.forward(x)
+    return call(gated.forward, x)
 
 
 def _together() -> int:
@@ -357,7 +373,10 @@ def _deliver(taker: Callable[[], LiveOptimizer | None], given: Pass, gradient: T
 
 def _refuse(x: object) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"a gated model takes a batch as a torch.Tensor, got {type(x).__name__}")
+        raise TypeError(
+            f"a gated model takes a batch as a torch.Tensor, got {type(x).__name__} "
+            "(of several inputs, wrap it with an example of all)"
+        )
     raise ValueError("the batch is empty; give at least one sample")
 
 

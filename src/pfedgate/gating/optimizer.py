@@ -7,6 +7,7 @@ their momentum, stay bit for bit what they were, and the step costs what the liv
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,10 @@ class Route(NamedTuple):
     pointer: int  # to the parameter's numbers
     factor: float  # the gradient is multiplied with it
     views: list[View]
+
+
+# Torch's decorator of it would load the compiler at the first call: two seconds of every process.
+_add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class LiveOptimizer(torch.optim.Optimizer):
@@ -117,7 +122,7 @@ class LiveOptimizer(torch.optim.Optimizer):
         """Theta and the gate are all there is: anything else that is to be trained needs an optimiser of its own."""
         if len(self.param_groups) == 2:
             raise ValueError("a LiveOptimizer steps on theta and the gate only; use another optimiser for the rest")
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
 
     def receive(self, given: Pass) -> None:
         """Gradients reach a pass of the gated model: the next step goes along them, too."""

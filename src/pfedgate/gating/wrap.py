@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from pfedgate.core.errors import unknown, warn
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.network import Gate
 from pfedgate.gating.gate.start import rank
+from pfedgate.gating.inputs import Given, Inputs, call, functional, seen
 from pfedgate.gating.model import GatedModel
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.selection.budget import Budget
@@ -38,7 +38,7 @@ Splitter = Callable[[nn.Module], Sequence[Block]]
 
 def gate(
     model: nn.Module,
-    example: Tensor | Sequence[int],
+    example: Any,
     budget: float | Mapping[str, float | None] | Budget = 0.3,
     *,
     split: str | Splitter = "unit",
@@ -46,7 +46,9 @@ def gate(
     smallest: float = 0.05,
     keep_output: bool = True,
     output_blocks: int = 128,
+    modules: str | Callable[[str], bool] = "*",
     gate: GateConfig | Mapping[str, Any] | str | None = None,
+    features: Callable[..., Tensor] | None = None,
     execution: str = "auto",
     compensate: str = "sqrt",
     straight_through: str = "full",
@@ -57,7 +59,8 @@ def gate(
 
     Args:
         model: Any module; it stays your own, and its parameters are trained in place.
-        example: One batch, or its shape.
+        example: One batch, or its shape; of a model with several inputs a tuple of its arguments, or a dict of
+            keyword arguments, in the way in which the gated model is called later.
         budget: A share of the dense model. One number binds parameters, FLOPs and activation bytes alike, where the
             splitter can reduce them; `Budget(params=0.3)` is the paper's s.
         split: What a block is: whole units ("unit"), other ways of `splitters.py`, or a function of your own.
@@ -66,7 +69,11 @@ def gate(
             into steps of four units, which run faster, but a tenth of all resources is out of reach then.
         keep_output: Whether no output is ever dropped.
         output_blocks: In how many blocks at most outputs are weighed when all are kept.
+        modules: What may be gated: a pattern of names ("*.mlp"), or a function of a layer's name. The budget stays one
+            of the whole model.
         gate: The gate's own switches, as `GateConfig` or by name.
+        features: Makes what the gate reads of all inputs, one row per sample; else it reads signals or images if
+            there are any, and tokens if not.
         execution: "sliced" leaves dropped blocks out, "masked" multiplies them by zero, "auto" slices where exact.
         compensate: What weights are divided by because inputs are missing: the root of the live share ("sqrt"), the
             share itself ("share"), or nothing ("none").
@@ -97,8 +104,14 @@ def gate(
     with torch.inference_mode(False):
         batch = _example(model, example)
         result, embedding = _check_runs(model, batch)
-        cutting = {"blocks": blocks, "smallest": smallest, "keep_output": keep_output, "output_blocks": output_blocks}
-        wiring = Wiring(tuple(batch.shape), batch.dtype, split, cutting, execution, compensate, straight_through)
+        cutting = {
+            "blocks": blocks, "smallest": smallest, "keep_output": keep_output, "output_blocks": output_blocks,
+            "modules": modules,
+        }  # fmt: skip
+        wiring = Wiring(
+            tuple(batch.shape), batch.dtype, split, cutting, execution, compensate, straight_through,
+            None if isinstance(batch, Tensor) else batch, features,
+        )  # fmt: skip
         plan = wiring.plan(model, batch)
         # One number is meant to save work, too: the user hears if that is impossible, unless masks were asked for.
         named = isinstance(budget, Budget | Mapping) or budget == 1
@@ -115,8 +128,9 @@ def gate(
                 raise ValueError("GateConfig(shift=True) needs a model that returns logits of shape [batch, classes]")
             classes = int(result.shape[1])
         flops = plan.costs.dense().get("flops", math.inf)
+        reads = seen(batch) if features is None else call(features, batch).detach()
         private = Gate(
-            batch, len(plan.blocks), config, model_size=plan.size, model_flops=flops,
+            reads, len(plan.blocks), config, model_size=plan.size, model_flops=flops,
             embedding=embedding, classes=classes, generator=generator,
         )  # fmt: skip
         parameter = next(model.parameters())
@@ -137,8 +151,15 @@ class Wiring:
     execution: str
     compensate: str
     straight_through: str
+    several: Inputs | None = None  # the example itself, if it is not one tensor
+    features: Callable[..., Tensor] | None = None
 
-    def plan(self, model: nn.Module, batch: Tensor) -> BlockPlan:
+    @property
+    def single(self) -> bool:
+        """Whether the model takes one tensor."""
+        return self.several is None
+
+    def plan(self, model: nn.Module, batch: Given) -> BlockPlan:
         """Cut the model into blocks."""
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         how = self.split if isinstance(self.split, str) else getattr(self.split, "__name__", "custom")
@@ -149,9 +170,11 @@ class Wiring:
             raise ValueError(f"sliced execution is not possible: {reason}. Use execution='auto' or 'masked'")
         return plan
 
-    def batch(self, model: nn.Module) -> Tensor:
+    def batch(self, model: nn.Module) -> Given:
         """A batch like the example, of the type that the model has now: always the same noise, or zeros for tokens."""
         parameter = next(model.parameters())
+        if self.several is not None:
+            return self.several
         if not self.dtype.is_floating_point:
             return torch.zeros(self.shape, dtype=self.dtype, device=parameter.device)
         noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(0))
@@ -162,8 +185,10 @@ class Wiring:
     ) -> GatedModel:
         """The gated model of a plan."""
         execution = "sliced" if plan.sliceable and self.execution != "masked" else "masked"
-        options = {"compensate": self.compensate, "straight_through": self.straight_through}
-        return GatedModel(model, private, plan, budget, execution=execution, **options)
+        return GatedModel(
+            model, private, plan, budget, execution=execution, compensate=self.compensate,
+            straight_through=self.straight_through, features=self.features,
+        )  # fmt: skip
 
     def again(self, model: nn.Module, private: Gate, budget: Budget, training: bool) -> GatedModel:
         """A pickled gated model: the plan is made anew, the numbers are as they were."""
@@ -184,7 +209,11 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError(f"the parameter {empty[0]!r} has no entries; leave out layers of size 0")
 
 
-def _example(model: nn.Module, example: Tensor | Sequence[int]) -> Tensor:
+def _example(model: nn.Module, example: Any) -> Given:
+    if isinstance(example, Mapping):
+        return Inputs((), example)
+    if isinstance(example, tuple) and any(isinstance(one, Tensor) for one in example):
+        return Inputs(example, {})
     if isinstance(example, Tensor):
         if example.ndim == 0 or example.shape[0] == 0:
             raise ValueError("the example is empty; give one batch with at least one sample")
@@ -206,24 +235,24 @@ def _example(model: nn.Module, example: Tensor | Sequence[int]) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=parameter.device)
 
 
-def _check_runs(model: nn.Module, batch: Tensor) -> tuple[Any, nn.Embedding | None]:
+def _check_runs(model: nn.Module, batch: Given) -> tuple[Any, nn.Embedding | None]:
     """Run the model once on the example, without a trace in the model or in random generators.
 
     Returns the model's result, and the embedding that reads the batch itself (not positions, or a part of it).
     """
     try:
-        inspect.signature(model.forward).bind(batch)
+        call(inspect.signature(model.forward).bind, batch)
     except TypeError as error:
         raise ValueError(
-            f"the model's forward must take one batch, but: {error}. "
-            "Wrap it in a module whose forward takes one tensor and calls it"
+            f"the model's forward does not take this example: {error}. Give a tuple of its arguments, or a dict of "
+            "keyword arguments"
         ) from None
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     reads: list[nn.Embedding] = []
 
     def see(module: nn.Module, given: tuple[Any, ...]) -> None:
         read = given[0] if given else None
-        if isinstance(module, nn.Embedding) and isinstance(read, Tensor) and torch.equal(read, batch):
+        if isinstance(module, nn.Embedding) and isinstance(read, Tensor) and torch.equal(read, seen(batch)):
             reads.append(module)
 
     with contextlib.ExitStack() as stack:
@@ -233,7 +262,7 @@ def _check_runs(model: nn.Module, batch: Tensor) -> tuple[Any, nn.Embedding | No
         for context in (quiet(batch.device), mode(model, training=False), torch.no_grad()):
             stack.enter_context(context)
         try:
-            return functional_call(model, buffers, (batch,)), next(iter(reads), None)
+            return functional(model, buffers, batch), next(iter(reads), None)
         except Exception as error:  # whatever a user's forward raises
             raise ValueError(
                 f"the model does not run on the example of shape {tuple(batch.shape)} and type {batch.dtype}: {error}. "
@@ -241,7 +270,7 @@ def _check_runs(model: nn.Module, batch: Tensor) -> tuple[Any, nn.Embedding | No
             ) from error
 
 
-def _check_gradients(model: nn.Module, batch: Tensor) -> None:
+def _check_gradients(model: nn.Module, batch: Given) -> None:
     """Masks are put on for the forward pass alone: a model that recomputes parts of it later would miss them."""
     try:
         twin = copy.deepcopy(model)
@@ -257,7 +286,7 @@ def _check_gradients(model: nn.Module, batch: Tensor) -> None:
         buffers = {name: buffer.clone() for name, buffer in host.named_buffers()}
         with quiet(batch.device), mode(host, training=True), torch.enable_grad():
             try:
-                results = tree_leaves(functional_call(host, {**parameters, **buffers}, (batch.clone(),)))
+                results = tree_leaves(functional(host, {**parameters, **buffers}, batch.clone()))
             except Exception:  # a batch that is too small for training, say: then there is nothing to compare
                 return
             roots = [t.sum() for t in results if isinstance(t, Tensor) and t.requires_grad]

@@ -213,14 +213,14 @@ def gates(content: Content, wide: int = WIDE) -> list[Card]:
         for path, (word, wanted) in WEIGHTS.items():
             tables = {layer: spread[path]["quantiles"] for layer, spread in facts["over_rounds"].items()}
             whole: Sequence[Sequence[float]] = next(iter(tables.values()), ())
-            if whole and all(constant(moved, 4) for table in tables.values() for moved in zip(*table, strict=True)):
+            moving = [layer for layer, table in tables.items() if not _still(table)]
+            if whole and _still(whole):
                 low, *_, high = whole[-1]
                 lines.append(
                     f"{owner}{word} of blocks ({path}) do not move over the rounds: nine in ten lie between {low:.2f} "
                     f"and {high:.2f}{wanted}."
                 )
-                continue
-            for layer, form in itertools.product(facts["over_rounds"], FORMS):
+            for layer, form in itertools.product(moving, FORMS):
                 draw, meaning = FORMS[form]
                 spec = draw(content, run, path, layer, width=wide // 2, height=240)
                 caption = f"{owner}Over {_first(facts)}clients and blocks: {meaning}."
@@ -243,6 +243,11 @@ def gates(content: Content, wide: int = WIDE) -> list[Card]:
         Card("tree", "Which gates are alike, and the classes their clients hold", trees, ("run",)),
     ]  # fmt: skip
     return [card for card in cards if card.views or card.text]
+
+
+def _still(table: Sequence[Sequence[float]]) -> bool:
+    """Whether no quantile of a layer moves over the rounds."""
+    return all(constant(moved, 4) for moved in zip(*table, strict=True))
 
 
 def _alike(rows: Sequence[Sequence[float]]) -> bool:

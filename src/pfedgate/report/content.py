@@ -114,9 +114,11 @@ def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | No
     ([0, None, 1], [0, 0])
     """
     ended = any(entry["finished"] for entry in entries)
-    numbers: dict[tuple[str, int], int] = {}
+    numbers: dict[tuple[str, Any], int] = {}
     return [
-        numbers.setdefault((key, entry["rounds"]), len(numbers)) if entry["finished"] or not ended else None
+        numbers.setdefault((key, entry.get("planned", entry["rounds"])), len(numbers))
+        if entry["finished"] or not ended
+        else None
         for entry, key in zip(entries, keys, strict=True)
     ]
 

@@ -75,6 +75,6 @@ def student(freedom: int) -> float:
 
 
 def scores(run: Run, point: str = "after_broadcast") -> Clients:
-    """Every client's accuracy after the last round."""
+    """Every client's score, its accuracy or another main metric, after the last round."""
     rows = (row for row in run.clients if row["point"] == point and row["n_test"])
-    return {row["client"]: (row["n_test"], row["accuracy"]) for row in rows}
+    return {row["client"]: (row["n_test"], row[run.metric.name]) for row in rows}

@@ -11,6 +11,7 @@ Nothing in the loop reads a number back from the device; losses are summed there
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,6 +58,11 @@ class Score:
         return self.score
 
 
+def half(task: Task, device: torch.device) -> AbstractContextManager[object]:
+    """The context of mixed precision, where the task wants it and the device has it."""
+    return torch.autocast("cuda", torch.bfloat16) if task.amp and device.type == "cuda" else nullcontext()
+
+
 def loop(
     task: Task,
     local: Local,
@@ -85,7 +91,8 @@ def loop(
     x, y = part.x.to(local.device), part.y.to(local.device)
     with seeded(local.round.seed, "dropout", stream, local.round.index, local.card.id):
         for rows in _rows(part.n, batch or task.batch, task, local, stream, epochs, steps) if draws is None else draws:
-            loss = step(Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows))
+            with half(task, local.device):
+                loss = step(Batch(local.prepare(x.index_select(0, rows)), y.index_select(0, rows), rows))
             total = loss if total is None else total + loss
             count += 1
     return (float(total) / count if total is not None else float("nan")), count
@@ -203,7 +210,9 @@ def evaluate(task: Task, model: nn.Module, part: Part, local: Local) -> Score:
     losses: list[Tensor] = []
     sums: list[list[Tensor]] = [[] for _ in task.metrics]
     for inputs, labels in zip(*(torch.split(values, task.eval_batch) for values in (x, y)), strict=True):
-        output = model(local.prepare(inputs))
+        with half(task, local.device):
+            output = model(local.prepare(inputs))
+        output = output.float() if task.amp else output
         losses.append(task.loss(output, labels).sum())
         for metric, own in zip(task.metrics, sums, strict=True):
             own.append(metric.sums(output, labels))

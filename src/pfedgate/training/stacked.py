@@ -21,7 +21,7 @@ from pfedgate.core.modules import persistent_buffers, skeleton
 from pfedgate.core.seeds import orders
 from pfedgate.core.state import flat, pick, shapes, unflat
 from pfedgate.core.types import Local, State, Task
-from pfedgate.training.fit import Fit
+from pfedgate.training.fit import Fit, half
 from pfedgate.training.workspace import Stepper, flops_per_sample
 
 # Above this a client's own arithmetic outweighs the overhead that stacking saves.
@@ -79,7 +79,8 @@ def _fit(task: Task, states: Sequence[State], locals: Sequence[Local]) -> list[F
         inputs = prepare(inputs)
         inputs, labels = (part.view(*rows.shape, *part.shape[1:]) for part in (inputs, labels))
         active = vectors[first:]
-        gradient, loss = gradients(active, inputs, labels, mask.to(device))
+        with half(task, device):
+            gradient, loss = gradients(active, inputs, labels, mask.to(device))
         gradient = gradient.detach()
         stepper.clip(gradient)
         stepper.step(active, gradient)

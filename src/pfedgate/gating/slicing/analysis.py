@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx, nn
 
+from pfedgate.gating.inputs import Given
 from pfedgate.gating.slicing.axes import Layout, Segment, Segments, Spaces, dense, is_dense, length
 from pfedgate.gating.slicing.steps import Activation, CannotSlice, Layouts, Operation, Policy, Rule, describe
 
@@ -28,7 +29,7 @@ class Seen(Protocol):
     """What ran when a graph was tried: shapes of all tensors, also for `elsewhere`, another size of batch; FLOPs."""
 
     values: dict[str, Any]
-    example: Tensor
+    example: Given
 
     def count(self, node: fx.Node) -> float: ...
 
@@ -120,7 +121,7 @@ class Analysis:
             key = (kind, place if len(lengths) == 1 else f"{place}[{i}]")
             units = self.wishes.units.get(key, size)
             name = key if units == size else ("heads", key[1])
-            if kind not in self.policy.kinds or {key, name} & self.refused or units < 2:
+            if kind not in self.policy.kinds or {key, name} & self.refused or units < 2 or not self.policy.may(place):
                 segments.extend(dense(size))
                 continue
             if key not in self._written:

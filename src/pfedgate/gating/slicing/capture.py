@@ -16,48 +16,53 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from pfedgate.gating.inputs import Given, repeated
 
 Put = Callable[..., Any]
 
 _LEAST = 2  # torch.export takes sizes of 0 and 1 for constants
 
 
-def capture(model: nn.Module, example: Tensor, constants: dict[str, Tensor]) -> fx.Graph:
+def capture(model: nn.Module, example: Given, constants: dict[str, Tensor]) -> fx.Graph:
     """The graph of a forward in the mode that the model is in; tensors that it makes once are added to `constants`."""
-    from torch.export import Dim, export
+    from torch.export import Dim, ShapesCollection, export
 
-    given = example if len(example) >= _LEAST else torch.cat([example] * _LEAST)
-    open_axes = range(min(2, given.ndim)) if not given.is_floating_point() else range(1)
-    shapes = {axis: Dim.AUTO for axis in open_axes if given.shape[axis] >= _LEAST}
+    given = (example if len(example) >= _LEAST else repeated(example)).clone()
+    args, kwargs = ((given,), {}) if isinstance(given, Tensor) else (given.args, given.kwargs)
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+    for tensor in tree_leaves((args, kwargs)):
+        if isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == len(given):
+            axes = range(min(2, tensor.ndim)) if not tensor.is_floating_point() else range(1)
+            shapes[tensor] = {axis: Dim.AUTO for axis in axes if tensor.shape[axis] >= _LEAST}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = export(model, (given,), dynamic_shapes=(shapes,), strict=False)
+        dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
+        program = export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     known = {name: value for name, value in program.constants.items() if isinstance(value, Tensor)}
-    return _Writer(program, known, constants).graph
+    return _Writer(program, known, constants, len(given)).graph
 
 
 class _Writer:
     """Writes the graph of an exported program anew, in the words of the rules."""
 
-    def __init__(self, program: Any, known: dict[str, Tensor], constants: dict[str, Tensor]) -> None:
-        self.graph = fx.Graph()
+    def __init__(self, program: Any, known: dict[str, Tensor], constants: dict[str, Tensor], batch: int) -> None:
+        self.graph, self.batch = fx.Graph(), batch
         self.known, self.constants = known, constants
         self.attributes: dict[str, fx.Node] = {}
         self.own = set(program.state_dict)
         values: dict[fx.Node, Any] = {}
         for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False):
             if spec.kind.name == "USER_INPUT":
-                sizes = tuple(size if isinstance(size, int) else None for size in node.meta["val"].shape)
-                if sizes[0] is not None:
-                    raise ValueError(f"it works for batches of {sizes[0]} only (say x.shape[0], not len(x))")
                 values[node] = self.graph.placeholder(node.name)
-                values[node].meta["sizes"] = sizes
+                values[node].meta["sizes"] = self.sizes(node.meta["val"])
         for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False):
             if spec.kind.name != "USER_INPUT":
                 values[node] = spec.target
         flat = self.follow(program.graph_module, values)
         spec = program.call_spec.out_spec
+        self.graph.keys = list(program.call_spec.in_spec.child(1).context or ())  # type: ignore[attr-defined]
 
         def unflatten(*leaves: Any) -> Any:
             return tree_unflatten(leaves, spec)
@@ -68,6 +73,15 @@ class _Writer:
             unflatten.unflattens = True  # type: ignore[attr-defined]
             self.graph.output(self.graph.call_function(unflatten, tuple(flat)))
         self.clean()
+
+    def sizes(self, value: Any) -> Any:
+        """Which sizes of an input are open (None); what is no tensor stays as it is."""
+        if not isinstance(value, Tensor):
+            return value
+        sizes = tuple(size if isinstance(size, int) else None for size in value.shape)
+        if sizes and sizes[0] == self.batch:
+            raise ValueError(f"it works for batches of {sizes[0]} only (say x.shape[0], not len(x))")
+        return sizes
 
     def read(self, name: str) -> fx.Node:
         """A parameter, buffer or constant, read where it is first needed."""
@@ -119,6 +133,8 @@ class _Writer:
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             return self.graph.call_function(target, args, kwargs)
         name = target._schema.name.partition("::")[2]
+        if name == "copy_" and args[0].op == "get_attr":
+            raise ValueError(f"its forward sets a buffer ({args[0].target})")
         kwargs = {k: v for k, v in kwargs.items() if v is not None and k not in ("pin_memory", "layout", "implicit")}
         if name in _WORDS:
             return _WORDS[name](self.graph, args, kwargs)

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from pfedgate.gating.gate.network import GateOutput
+from pfedgate.gating.inputs import Given, Inputs, leaves
 from pfedgate.gating.model import GatedModel
 from pfedgate.gating.slicing.axes import Layout, Segments
 from pfedgate.gating.slicing.execute import Program, Sliced, cut
@@ -68,7 +69,7 @@ def compact(model: nn.Module, data: Tensor | Iterable[Tensor] | Selection | None
     return small
 
 
-def _selection(gated: GatedModel, data: Tensor | Iterable[Tensor] | Selection | None) -> tuple[Selection, Tensor]:
+def _selection(gated: GatedModel, data: Tensor | Iterable[Tensor] | Selection | None) -> tuple[Selection, Given]:
     """The one selection, and a batch to record a pass on."""
     if isinstance(data, Selection):
         return data, gated.plan.wiring.batch(gated.model)[:_EXAMPLE]
@@ -78,10 +79,10 @@ def _selection(gated: GatedModel, data: Tensor | Iterable[Tensor] | Selection | 
         decision = gated.gate.decide(gated.gate.remembered())
         return gated.choose(decision), gated.plan.wiring.batch(gated.model)[:_EXAMPLE]
     decisions: list[tuple[GateOutput, int]] = []
-    example: Tensor | None = None
-    for batch in [data] if isinstance(data, Tensor) else data:
+    example: Given | None = None
+    for batch in [data] if isinstance(data, Tensor | Inputs) else data:
         example = batch[:_EXAMPLE] if example is None else example
-        decisions.append((gated.gate(batch), len(batch)))
+        decisions.append((gated.gate(gated.read(batch)), len(batch)))
     if example is None:
         raise ValueError("no batches: give at least one")
     total = sum(n for _, n in decisions)
@@ -94,14 +95,12 @@ def _selection(gated: GatedModel, data: Tensor | Iterable[Tensor] | Selection | 
     return gated.choose(GateOutput(weights, importance, mean(shifts) if shifts else None)), example
 
 
-def _check(small: nn.Module, program: Program, selection: Selection, example: Tensor) -> None:
+def _check(small: nn.Module, program: Program, selection: Selection, example: Given) -> None:
     """The module gives the result of the gated model: else it must not leave this place."""
     live = selection.live
     results: Any = Sliced(program, live, selection.adapted, lambda name, p: cut(p, name, live))(example.clone())
     results = results if selection.shift is None else results + selection.shift
-    for a, b in zip(tree_leaves(small(example.clone())), tree_leaves(results), strict=True):
-        if not isinstance(b, Tensor):
-            continue
+    for a, b in zip(_tensors(small(*leaves(example.clone(), program.keys))), _tensors(results), strict=True):
         if not b.is_floating_point() or not bool(b.isfinite().all()):
             close = torch.allclose(a, b, equal_nan=True)
         else:
@@ -110,6 +109,10 @@ def _check(small: nn.Module, program: Program, selection: Selection, example: Te
             raise CannotCompact(
                 "the compact module gives another result than the gated model: please report this model as a bug"
             )
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 class StandIn(fx.Proxy):
@@ -327,15 +330,18 @@ class Transcription(Sliced):
         return F.pad(x, behind, value=layout.fill).index_select(layout.axis, self._homes[layout.segments])
 
     # -- the pass
-    def record(self, example: Tensor, shift: Tensor | None) -> fx.GraphModule:
+    def record(self, example: Given, shift: Tensor | None) -> fx.GraphModule:
         """The module; `shift` is added to what it returns."""
         tracer, steps = self.tracer, self.program.steps[False]
         values: list[Any] = [None] * len(steps)
-        values[0] = tracer.create_proxy("placeholder", "x", (), {})
-        values[0].value = example.clone()
+        inputs = leaves(example.clone(), self.program.keys)
+        names = ["x"] if len(inputs) == 1 else [step.place.partition(" ")[0] for step in steps[: len(inputs)]]
+        for slot, (name, value) in enumerate(zip(names, inputs, strict=True)):
+            values[slot] = tracer.create_proxy("placeholder", name, (), {})
+            values[slot].value = value
         result: Any = values[0]
         asked: set[fx.Node] = set()  # may change a tensor that is read elsewhere, so they stay
-        for step in steps[1:]:
+        for step in steps[len(inputs) :]:
             tracer.place = step.place
             try:
                 result = self._stand_in(self._call(step.rule, step.inputs, values), step.rule.out)

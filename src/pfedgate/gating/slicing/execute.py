@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pfedgate.gating.inputs import Given, functional, leaves
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.slicing.axes import Layout, Segments, length
 from pfedgate.gating.slicing.live import Live, compensation
@@ -89,7 +90,7 @@ class Program:
         assert plan.network is not None and plan.network.program is not None
         self.model, self.plan, self.how = model, plan, how
         self.steps = {True: plan.network.program, False: plan.network.evaluation}  # in training, in evaluation
-        self.constants, self.sizes = plan.network.constants, plan.network.sizes
+        self.constants, self.sizes, self.keys = plan.network.constants, plan.network.sizes, plan.network.keys
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         # Parameters may be replaced in their modules (load_state_dict with assign), so homes are stored instead.
         self.homes: dict[str, tuple[dict[str, Any], str]] = {}
@@ -224,23 +225,21 @@ class Sliced:
         return x.new_full(shape, layout.fill).index_copy(layout.axis, index, x)
 
     # -- the pass
-    def __call__(self, x: Tensor) -> Any:
-        if self.program.sizes and any(a not in (None, b) for a, b in zip(self.program.sizes, x.shape, strict=True)):
-            sizes = ", ".join("any" if size is None else str(size) for size in self.program.sizes)
-            raise ValueError(
-                f"this model was captured for inputs of shape ({sizes}), got {tuple(x.shape)}: wrap it again with an "
-                "example of that shape, or set execution = 'masked'"
-            )
+    def __call__(self, x: Given) -> Any:
+        inputs = leaves(x, self.program.keys)
+        if self.program.sizes:
+            _check_sizes(self.program.sizes, inputs)
         steps = self.program.steps[self.program.model.training]
         values: list[Any] = [None] * len(steps)
-        values[0] = result = x
-        for step in steps[1:]:
-            inputs = step.inputs
-            if inputs.plain:
-                args = tuple([values[a.slot] if type(a) is Ref else a for a in inputs.args])
-                result = step.rule(self, args, inputs.kwargs)
+        result: Any = x
+        values[: len(inputs)] = inputs
+        for step in steps[len(inputs) :]:
+            needed = step.inputs
+            if needed.plain:
+                args = tuple([values[a.slot] if type(a) is Ref else a for a in needed.args])
+                result = step.rule(self, args, needed.kwargs)
             else:
-                result = self._call(step.rule, inputs, values)
+                result = self._call(step.rule, needed, values)
             values[step.slot] = result
             args = ()
             for slot in step.release:
@@ -269,6 +268,24 @@ class Sliced:
         return rule(self, fill(inputs.args), fill(inputs.kwargs))
 
 
+def _check_sizes(sizes: list[Any], inputs: list[Any]) -> None:
+    """A captured program fits some sizes only, and does the same whatever else it is given."""
+    if len(sizes) != len(inputs):
+        raise ValueError(f"this model was captured with {len(sizes)} inputs, and is given {len(inputs)}")
+    for expected, value in zip(sizes, inputs, strict=True):
+        if not isinstance(value, Tensor):
+            if expected != value:
+                raise ValueError(
+                    f"this model was captured with {expected!r} where it is given {value!r}: wrap it again"
+                )
+        elif len(expected) != value.ndim or any(a not in (None, b) for a, b in zip(expected, value.shape, strict=True)):
+            shape = ", ".join("any" if size is None else str(size) for size in expected)
+            raise ValueError(
+                f"this model was captured for inputs of shape ({shape}), got {tuple(value.shape)}: wrap it again with "
+                "an example of that shape, or set execution = 'masked'"
+            )
+
+
 def like_a_parameter(weight: Tensor) -> Tensor:
     """Torch picks kernels by whether weights want gradients, even where none are taken: ask for the model's own."""
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
@@ -276,7 +293,7 @@ def like_a_parameter(weight: Tensor) -> Tensor:
     return weight.requires_grad_()
 
 
-def masked(model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: str, x: Tensor) -> Any:
+def masked(model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: str, x: Given) -> Any:
     """The dense reference: every parameter times its block's M', nothing left out."""
     adapted = {}
     for name, parameter in model.named_parameters():
@@ -298,7 +315,7 @@ def masked(model: nn.Module, plan: BlockPlan, live: Live, weights: Tensor, how: 
                 buffer = getattr(module, local)
                 if buffer is not None:
                     statistics[f"{place}.{local}" if place else local] = (buffer.clone(), buffer, channels)
-    result = functional_call(model, {**adapted, **{name: copy for name, (copy, _, _) in statistics.items()}}, (x,))
+    result = functional(model, {**adapted, **{name: copy for name, (copy, _, _) in statistics.items()}}, x)
     with torch.no_grad():
         for copy, buffer, channels in statistics.values():
             # Nothing was seen of a dropped channel, so its running statistics must not move.

@@ -36,6 +36,7 @@ class Policy:
 
     kinds: frozenset[str]
     refuse: Callable[[Space], bool]
+    may: Callable[[str], bool] = lambda place: True  # which layers may be cut, by where they are
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,15 @@ class Network:
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
     alias: dict[int, int] = field(default_factory=dict)  # a space as a rule knew it -> the space it was tied into
-    sizes: tuple[int | None, ...] = ()  # of an input, where the program was made for one size only
+    sizes: list[Any] = field(default_factory=list)  # of inputs, where the program was made for one size only
+    keys: list[str] = field(default_factory=list)  # keyword arguments, in the order of their inputs
+
     hooked: set[str] = field(default_factory=set)  # layers that had hooks, which run as ever
+
+    @property
+    def several(self) -> bool:
+        """Whether the program has inputs beside one tensor."""
+        return len(self.sizes) > 1 or bool(self.keys)
 
 
 def describe(node: fx.Node) -> str:

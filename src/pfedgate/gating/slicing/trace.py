@@ -14,6 +14,7 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from pfedgate.gating.inputs import Given, call, leaves, repeated
 from pfedgate.gating.slicing.analysis import Analysis, Wishes
 from pfedgate.gating.slicing.axes import Layout, is_dense
 from pfedgate.gating.slicing.capture import capture
@@ -52,7 +54,7 @@ _MAX_POOL = (
 _MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
-def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
+def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
     """Find the units of `model` that can be left out, under a splitter's policy."""
     try:
         twin = copy.deepcopy(model)
@@ -71,7 +73,7 @@ def analyse(model: nn.Module, example: Tensor, policy: Policy) -> Network:
         # Modules without a rule may be made of operations that have one.
         if _held(best) < _GAIN or not any("has no rule" in reason and "kept" in reason for _, reason in best.notes):
             break
-    return Network(None, reason="; ".join(reasons)) if best is None else best
+    return Network(None, reason="; ".join(dict.fromkeys(reasons))) if best is None else best
 
 
 def _held(network: Network) -> float:
@@ -81,8 +83,10 @@ def _held(network: Network) -> float:
     return held / whole if whole else 1.0
 
 
-def _follow(model: nn.Module, example: Tensor, policy: Policy) -> Network:
+def _follow(model: nn.Module, example: Given, policy: Policy) -> Network:
     """The network as `torch.fx` sees it: modules stay modules, so any size of input fits. `model` is changed."""
+    if not isinstance(example, Tensor):
+        raise Untraceable("torch.fx follows one input")
     places = _hooked(model)
     train, evaluate, constants = _graphs(model)
     seen = _Example(model, evaluate, example)
@@ -91,7 +95,7 @@ def _follow(model: nn.Module, example: Tensor, policy: Policy) -> Network:
     return network
 
 
-def _capture(model: nn.Module, example: Tensor, policy: Policy) -> Network:
+def _capture(model: nn.Module, example: Given, policy: Policy) -> Network:
     """The network as `torch.export` sees it: the operations that ran. `model` is changed: give a copy."""
     for place, module in model.named_modules():
         if has_hooks(module):
@@ -104,7 +108,7 @@ def _capture(model: nn.Module, example: Tensor, policy: Policy) -> Network:
         with mode(model, training), eager_attention():
             try:
                 with torch.no_grad(), quiet(example.device):  # what a first pass sets up is no part of it
-                    model(example.clone())
+                    call(model, example.clone())
                 before = _attributes(model)
                 with quiet(example.device) as drawn:
                     graphs.append(capture(model, example, constants))
@@ -114,12 +118,13 @@ def _capture(model: nn.Module, example: Tensor, policy: Policy) -> Network:
                 raise
             except Exception as error:  # torch.export raises many kinds of errors
                 raise Untraceable(f"torch.export cannot capture it: {first_line(error)}") from None
-            _check_attributes(before, _attributes(model))
+            _check_attributes(before, _attributes(model), copied=True)
     vars(model).update(constants)
     seen = [_Example(model, graph, example, training) for graph, training in zip(graphs, (True, False), strict=True)]
     network = _network(model, list(map(_Graph, graphs, seen)), policy)
     network.constants = constants
-    network.sizes = next(node for node in graphs[0].nodes if node.op == "placeholder").meta["sizes"]
+    network.sizes = [node.meta["sizes"] for node in graphs[0].nodes if node.op == "placeholder"]
+    network.keys = list(graphs[0].keys)  # type: ignore[attr-defined]
     return network
 
 
@@ -384,12 +389,21 @@ def _trace(model: nn.Module, training: bool) -> tuple[fx.Graph, dict[str, Tensor
     return graph, constants
 
 
-def _check_attributes(before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Module, str], Any]) -> None:
+def _check_attributes(
+    before: dict[tuple[nn.Module, str], Any], after: dict[tuple[nn.Module, str], Any], copied: bool = False
+) -> None:
+    """Nothing was set by a forward; `copied`: by torch.export, which puts copies in the place of containers."""
     for module, name in after.keys() | before.keys():
         one, other = after.get((module, name), after), before.get((module, name), before)
-        plain = isinstance(one, bool | int | float | str | tuple | list) and type(one) is type(other)
-        if one is not other and not (plain and one == other):
+        if one is not other and not (copied and _may_be_copy(one, other)):
             raise Untraceable(f"its forward sets an attribute ({type(module).__name__}.{name})")
+
+
+def _may_be_copy(one: Any, other: Any) -> bool:
+    """Whether a value may be a copy of another: numbers and words tell, other objects cannot be asked."""
+    if isinstance(one, Tensor | nn.Module) or type(one) is not type(other):
+        return False
+    return not isinstance(one, bool | int | float | complex | str | bytes) or bool(one == other)
 
 
 def _attributes(model: nn.Module) -> dict[tuple[nn.Module, str], Any]:
@@ -468,7 +482,7 @@ def eager_attention() -> Iterator[None]:
 class _Example(fx.Interpreter):
     """Runs the graph on the example once and keeps every value's shape."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, example: Tensor, training: bool = False) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, example: Given, training: bool = False) -> None:
         super().__init__(root, graph=graph)
         self.root, self.example = root, example
         self.values: dict[str, Any] = {}
@@ -478,12 +492,15 @@ class _Example(fx.Interpreter):
         self.training = training
         # From the same random state; code that the graph does not show makes the two differ.
         for kind, a, b in zip(
-            ("result", "gradient", "state"), self._outcome(root), self._outcome(self.run), strict=True
+            ("result", "gradient", "state"), self._outcome(partial(call, root)), self._outcome(self._try), strict=True
         ):
             if len(a) != len(b) or not all(map(alike, a, b)):
                 raise Untraceable(f"its graph gives another {kind} than its forward")
 
-    def _outcome(self, run: Callable[[Tensor], Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _try(self, example: Given) -> Any:
+        return self.run(*leaves(example, getattr(self.graph, "keys", ())))
+
+    def _outcome(self, run: Callable[[Given], Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The results of a pass, its gradients (no_grad and autograd.Function are no part of a graph), and buffers."""
         buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
         with torch.enable_grad():
@@ -500,7 +517,7 @@ class _Example(fx.Interpreter):
                 buffer.copy_(buffers[name])
         return [r.detach() if isinstance(r, Tensor) else r for r in results], list(gradients), moved
 
-    def _quietly(self, run: Callable[[Tensor], Any], example: Tensor | None = None) -> Any:
+    def _quietly(self, run: Callable[[Given], Any], example: Given | None = None) -> Any:
         with quiet(self.example.device), eager_attention(), mode(self.root, self.training):
             try:
                 return run((self.example if example is None else example).clone())
@@ -515,7 +532,7 @@ class _Example(fx.Interpreter):
             buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
             try:
                 with torch.no_grad():
-                    self._quietly(self.run, torch.cat([self.example, self.example[:1]]))
+                    self._quietly(self._try, repeated(self.example))
                     for name, buffer in self.root.named_buffers():
                         buffer.copy_(buffers[name])
             finally:
@@ -536,7 +553,7 @@ class _Example(fx.Interpreter):
             self.counter = FlopCounterMode(display=False)
             buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
             with self.counter, torch.no_grad():
-                self._quietly(self.run)
+                self._quietly(self._try)
                 for name, buffer in self.root.named_buffers():
                     buffer.copy_(buffers[name])
         return self.flops[node.name]
