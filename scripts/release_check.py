@@ -50,7 +50,6 @@ def main() -> None:
             given = ["--no-deps", "--no-build-isolation"]
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *given, file)
         print(f"installed {file.name} in {time.monotonic() - start:.0f} s", flush=True)
-        (folder / "work").mkdir()
         run(python, "-c", GATE)
         few = ["--set", "train.rounds=1"] if options.quick else []
         start = time.monotonic()
