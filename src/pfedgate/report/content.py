@@ -118,9 +118,7 @@ def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | No
     ended = any(entry["finished"] for entry in entries)
     numbers: dict[tuple[str, Any], int] = {}
     return [
-        numbers.setdefault((key, _length(entry)), len(numbers))
-        if entry["finished"] or not ended
-        else None
+        numbers.setdefault((key, _length(entry)), len(numbers)) if entry["finished"] or not ended else None
         for entry, key in zip(entries, keys, strict=True)
     ]
 
