@@ -125,7 +125,8 @@ def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | No
 
 def _length(entry: Content) -> int:
     """Rounds to compare by: those planned, which a run that stopped early has ended with, too."""
-    return int(entry.get("planned", entry["rounds"]) if entry["finished"] else entry["rounds"])
+    rounds: int = entry["planned"] if entry["finished"] and "planned" in entry else entry["rounds"]
+    return rounds
 
 
 def common_target(entries: Sequence[Content], leagues: Sequence[int | None], metric: Metric) -> None:
