@@ -265,7 +265,9 @@ def masks(gates: Content) -> str:
     3 clients keep 2 different masks; of the blocks that either of two clients keeps, they do not share 50 % on average
     (Jaccard distance). Together: a, b; alone: c.
     """
-    kept, facts = gates["kept"], gates["masks"]
+    kept, facts, within = gates["kept"], gates["masks"], ""
+    if (share := facts.get("batches")) is not None:
+        within = f" Masks of one client's batches differ by {100 * share:.0f} %." if share else ""
     if facts["number"] == 1:
         bits = kept[0]
         layers = ", ".join(
@@ -274,7 +276,7 @@ def masks(gates: Content) -> str:
         )
         return (
             f"All {len(kept)} clients keep the same {bits.count('1')} of {len(bits)} blocks ({layers}): one mask, "
-            "so what is personal is the weight of each block."
+            f"so what is personal is the weight of each block.{within}"
         )
     together = [_named(names) for names in facts["groups"] if len(names) > 1]
     single = [names[0] for names in facts["groups"] if len(names) == 1]
@@ -282,7 +284,7 @@ def masks(gates: Content) -> str:
     who += [f"alone: {_named(single)}" if together else "Every client has a mask of its own"] * bool(single)
     return (
         f"{len(kept)} clients keep {facts['number']} different masks; of the blocks that either of two clients keeps, "
-        f"they do not share {100 * facts['distance']:.0f} % on average (Jaccard distance). {'; '.join(who)}."
+        f"they do not share {100 * facts['distance']:.0f} % on average (Jaccard distance). {'; '.join(who)}.{within}"
     )
 
 
