@@ -36,6 +36,7 @@ from pfedgate.data.federation import PARTS
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import NOVEL, Endpoint
+from pfedgate.engine.hostile import Hostile
 from pfedgate.engine.private import possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
@@ -80,7 +81,9 @@ class Experiment:
         """Train all rounds, or those that are left in a folder."""
         parts, workers = (self.algorithm, self.federation, self.options), self.workers
         exchange: Callable[..., engine.Exchange] = Cluster if self.recipe.run.exchange == "ray" else Endpoint
-        if exchange is Endpoint and workers > 1:
+        if self.recipe.attack.kind != "none":
+            exchange = functools.partial(Hostile, attack=self.recipe.attack, seed=self.options.seed)
+        elif exchange is Endpoint and workers > 1:
             exchange = functools.partial(Processes, workers=workers)
         result = engine.run(
             *parts,
@@ -262,6 +265,13 @@ def check(experiment: Experiment) -> None:
     if not isinstance(output, torch.Tensor):
         raise ValueError(f"the model returns {type(output).__name__}; a model returns one tensor of outputs")
     check_labels(kind, task.loss, output, y, where)
+    for metric in task.metrics:
+        try:
+            metric.value(metric.sums(output, y), len(y))
+        except RecipeError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ValueError(f"the metric {metric.name!r} cannot be computed for {kind.name}: {error}") from error
     for group in ("clients", "novel"):
         roster = Roster.of(federation, group, experiment.options, experiment.algorithm)
         for card in {str(card.budget): card for card in roster}.values():
