@@ -126,7 +126,7 @@ def test_what_is_no_recipe_or_list_is_said() -> None:
         pfedgate.run(federation)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"callbacks=\[function\]"):
         pfedgate.run(callbacks=print)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="model is called without arguments .*: give lambda: Net"):
+    with pytest.raises(TypeError, match=r"model is called without arguments .*: give lambda: Net"):
         pfedgate.run(data=federation, model=lambda width: nn.Linear(6, width))
     result = pfedgate.run(data=(X, X[:, 0]), owner=WHO, task="regression", algorithm="fedavg", train={"rounds": 1})
     assert result.metric.name == "mae"
