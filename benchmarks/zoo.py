@@ -9,6 +9,8 @@ benchmarks/results/zoo.json as soon as it is measured, and `--table` writes docs
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
 import os
 import platform
@@ -197,12 +199,22 @@ PYTORCHCV = tuple(
 TORCH = ("transformer_encoder", "lstm", "gru")
 
 
-def _vision_library() -> Any:
-    """torchvision's classifiers need none of its compiled operations, which exist for the torch of its wheel only."""
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
+@functools.cache
+def vision_library() -> Any:
+    """Make torchvision load where its wheel was built for another torch: classifiers need no compiled operations.
+
+    Other libraries import it, too. What is returned must live as long as it is used.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return None
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
 
 
 def architectures() -> Iterator[str]:
@@ -432,7 +444,7 @@ def main() -> None:
         return
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    library = _vision_library()
+    vision_library()
     signal.signal(signal.SIGALRM, _too_long)
     for name in architectures():
         if (given.only and not any(re.fullmatch(one, name) for one in given.only)) or (given.new and name in rows):
@@ -445,7 +457,6 @@ def main() -> None:
         signal.alarm(0)
         print(json.dumps(rows[name]), flush=True)
         RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
-    del library
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def test_every_default_has_a_reason(section: str) -> None:
         "fleet.devices": "phones",
         "server.optimiser": "adam",
         "privacy.level": "client",
+        "attack.kind": "noise",
     }
     text = resolve(said).toml()
     for option in options_of(section).values():
@@ -180,6 +181,7 @@ def test_sections_are_known_to_every_table() -> None:
         "fleet.devices": "phones",
         "server.optimiser": "adam",
         "privacy.level": "client",
+        "attack.kind": "noise",
     }
     assert list(resolve(said).tables()) == list(SECTIONS)
     assert not {"deploy", "fleet", "privacy", "server", "task"} & set(

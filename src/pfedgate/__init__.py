@@ -11,7 +11,7 @@ Names are imported when they are first used, so that gating alone loads no engin
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from pfedgate import algorithms, data, experiment, export, models, report, theory

@@ -36,6 +36,7 @@ from pfedgate.data.federation import PARTS
 from pfedgate.engine import server as engine
 from pfedgate.engine.cluster import Cluster
 from pfedgate.engine.endpoint import NOVEL, Endpoint
+from pfedgate.engine.hostile import Hostile
 from pfedgate.engine.private import possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
@@ -80,7 +81,9 @@ class Experiment:
         """Train all rounds, or those that are left in a folder."""
         parts, workers = (self.algorithm, self.federation, self.options), self.workers
         exchange: Callable[..., engine.Exchange] = Cluster if self.recipe.run.exchange == "ray" else Endpoint
-        if exchange is Endpoint and workers > 1:
+        if self.recipe.attack.kind != "none":
+            exchange = functools.partial(Hostile, attack=self.recipe.attack, seed=self.options.seed)
+        elif exchange is Endpoint and workers > 1:
             exchange = functools.partial(Processes, workers=workers)
         result = engine.run(
             *parts,

@@ -198,6 +198,18 @@ def test_what_no_rule_knows_counts_in_full() -> None:
     gated.verify(x)
 
 
+def test_only_chosen_modules_are_gated_and_the_budget_is_of_the_whole_model() -> None:
+    model, x = Language("apart").double(), torch.randint(50, (3, STEPS))
+    for modules in ("*.attend", lambda place: ".attend." in f"{place}."):
+        gated = pfedgate.gate(model, x, Budget(params=0.9), modules=modules, gate=SMALL, execution="sliced")
+        layers = {block.name.rpartition("/")[0] for block in gated.plan.blocks if not block.keep}
+        assert layers
+        assert all(".attend." in layer for layer in layers)
+        assert gated.plan.costs.smallest()["params"] > 0.5 * gated.plan.size
+    with pytest.warns(UserWarning, match=r"no units were found that can be skipped in modules '\*\.mlp'"):
+        pfedgate.gate(model, x, 0.9, modules="*.mlp", gate=SMALL)
+
+
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:
     assert aligned((3, 6, 32), (3, 6, 4, 8), 2) == ([2], [2, 3])
     assert aligned((18, 32), (3, 6, 32), 1) == ([1], [2])

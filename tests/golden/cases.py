@@ -65,6 +65,7 @@ VARIATIONS: dict[str, Case] = {
         paper={"algorithm.variant": "paper", "algorithm.resources": "params"},
         predict_client={"algorithm.predict": "client"},
         random={"algorithm.ranking": "random", "train.correction": "none"},
+        chooser={"algorithm.gate.candidates": 4, "algorithm.gate.chooser": True, "clients.budget": 0.3},
         share={"algorithm.compensate": "share"},
         fraction={"clients.fraction": 0.5},
         novel={"clients.novel": 0.25},

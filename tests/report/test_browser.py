@@ -10,10 +10,9 @@ from tests.support.browser import Browser, centre, find
 
 from pfedgate import report
 
-# Density and importances do not move in these runs: the report says so in a line instead.
 CHARTS = {
     "accuracy-rounds", "accuracy-flops", "accuracy-bytes", "accuracy-seconds", "clients-sorted", "clients-difference",
-    "q", "uploaded", "blocks", "gate-M", "changes", "tree", "partition-0",
+    "density", "q", "uploaded", "blocks", "gate-M", "gate-G", "changes", "tree", "partition-0",
 }  # fmt: skip
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium here: scripts/install-chromium.sh installs one")
 

@@ -102,3 +102,19 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_students_factor() -> None:
     assert student(4) == pytest.approx(2.776, abs=1e-3)
+
+
+def test_attacks_have_a_row_for_each_rule_and_three_seeds(tmp_path: Path) -> None:
+    """The study is run only when it is named; here one cell of it."""
+    from pfedgate.studies import attacks, declare, paper
+    from pfedgate.studies.sweep import Campaign
+
+    study = paper.get("attacks")
+    assert study not in paper.STUDIES
+    mine = Campaign(declare.TINY, tmp_path)
+    places = mine.all_places(study)
+    assert len(places) == 3 * len(attacks.METHODS) * len(attacks.RULES) * len(attacks.KINDS)
+    assert {place.cell.recipe.server.robust for place in places} == set(attacks.RULES)
+    kinds = {place.column.what: place.cell.recipe.attack for place in places}
+    assert kinds[attacks.FLIP].kind == "sign_flip"
+    assert (kinds[attacks.ONE].number, kinds[attacks.ONE].strength) == (1, 100.0)

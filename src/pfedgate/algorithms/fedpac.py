@@ -49,6 +49,7 @@ class FedPAC(Algorithm):
     adapt_epochs: int = 1  # a novel client's epochs on its head
 
     paper = "Xu et al. 2023, Personalized FL with Feature Alignment and Classifier Collaboration"
+    apart = "its clients send statistics of their data beside the body"
     shares = "the body, class means of features, and a head mixed for each client"
     kinds = ("classification",)  # it has class means
     grid: ClassVar = {"lam": (0.1, 0.5, 1.0, 5.0), "head_lr": (None, 0.03, 0.1)}

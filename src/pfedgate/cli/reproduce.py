@@ -121,7 +121,7 @@ def _list() -> Table:
     view = Table(title="studies", caption=caption)
     for title in ("name", "what it shows", "methods", "data", "note"):
         view.add_column(title)
-    for study in studies.STUDIES:
+    for study in (*studies.STUDIES, *studies.APART):
         data = ", ".join(dict.fromkeys(column.title for column in study.columns))
         long = [scale.name for scale in studies.SCALES.values() if study.name in scale.not_in_all]
         note = f"too long for all at scale {', '.join(long)}" if long else ""

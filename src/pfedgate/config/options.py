@@ -22,6 +22,7 @@ from typing import Any, Literal
 from pfedgate import algorithms, models
 from pfedgate.config import code
 from pfedgate.config.code import Code
+from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown
 from pfedgate.core.kinds import KINDS, LOSSES, METRICS
 from pfedgate.core.types import Privacy, ServerOptim
@@ -186,6 +187,7 @@ class Deploy:
 
 FIXED: dict[str, type[Any]] = {
     "task": Goal, "train": Train, "clients": Clients, "fleet": Pace, "server": ServerOptim, "privacy": Privacy,
+    "attack": Attack,
     "evaluate": Evaluate, "run": Session, "deploy": Deploy,
 }  # fmt: skip
 NAMED = ("data", "model", "algorithm")
@@ -199,6 +201,7 @@ SECTIONS = (
     "fleet",
     "server",
     "privacy",
+    "attack",
     "evaluate",
     "run",
     "deploy",

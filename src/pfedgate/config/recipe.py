@@ -41,6 +41,7 @@ from pfedgate.config.options import (
     options_of,
     usual,
 )
+from pfedgate.core.attack import Attack
 from pfedgate.core.errors import RecipeError, unknown, warn
 from pfedgate.core.types import Optim, Privacy, Schedule, ServerOptim
 from pfedgate.engine.roster import DEVICE, Options
@@ -126,6 +127,7 @@ class Recipe:
     fleet: Pace = field(default_factory=Pace)
     server: ServerOptim = field(default_factory=ServerOptim)
     privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
     evaluate: Evaluate = field(default_factory=Evaluate)
     run: Session = field(default_factory=Session)
     deploy: Deploy = field(default_factory=Deploy)
@@ -164,7 +166,8 @@ class Recipe:
     def tables(self) -> Tables:
         """Plain values, section by section; options that are None and sections that say nothing are left out."""
         tables: Tables = {}
-        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "deploy": Deploy()}
+        usual = {"task": Goal(), "fleet": Pace(), "server": ServerOptim(), "privacy": Privacy(), "attack": Attack(),
+                 "deploy": Deploy()}  # fmt: skip
         silent = {name for name, default in usual.items() if getattr(self, name) == default}
         for section in [section for section in SECTIONS if section not in silent]:
             part = getattr(self, section)

@@ -172,7 +172,7 @@ class ServerOptim:
     tau: float = 1e-3  # adam, yogi: how adaptive; the paper's
     robust: str = "guard"  # against crooked clients: guard, clip, median, trimmed, geometric, krum, off
     crooked: float = 0.2  # trimmed, krum: the share of a round's clients that may be crooked
-    norm: float | None = None  # clip: the longest that an update may be; none: the median of its round
+    norm: float | None = None  # guard, clip: the longest that an update may be (L2), instead of a bound by its round
 
     def __post_init__(self) -> None:
         if self.optimiser not in SERVER_RATES:

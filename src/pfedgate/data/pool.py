@@ -168,6 +168,33 @@ class LookPool:
         self.domain.share()
 
 
+class FromPool:
+    """Samples of a pool whose labels count from another class on."""
+
+    def __init__(self, pool: Pool, first: int) -> None:
+        self.pool, self.first = pool, first
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input as a model sees it."""
+        return self.pool.input_shape
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+    def x(self, rows: Tensor) -> Tensor:
+        """Inputs of these rows, in this order."""
+        return self.pool.x(rows)
+
+    def y(self, rows: Tensor) -> Tensor:
+        """Labels of these rows, in this order."""
+        return self.pool.y(rows) - self.first
+
+    def share(self) -> None:
+        """Into shared memory what no file backs."""
+        self.pool.share()
+
+
 class Normalise:
     """Raw input to what a model takes, one batch at a time, on the device the batch is on.
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from pfedgate.core.errors import unknown, warn
 from pfedgate.core.ids import Ids
 from pfedgate.core.seeds import numpy_generator
 from pfedgate.data.federation import PARTS, Federation
 from pfedgate.data.partition import Ints, Partition, by_owner, dirichlet, iid, pachinko, pathological
-from pfedgate.data.pool import LOOKS, LookPool, Normalise, Pool, Rows
+from pfedgate.data.pool import LOOKS, FromPool, LookPool, Normalise, Pool, Rows
 
 VAL = 0.25  # share of the samples that test leaves: 60 / 20 / 20
 PARTITIONS = ("dirichlet", "iid", "pathological", "pachinko", "owner")
@@ -40,6 +41,9 @@ class Sharing:
     min_samples: int | None = None  # floor per client: 10; owners with fewer than 3 are left out
     domains: str | None = None  # clients differ in looks: rotate, negate, or rotate+negate (images only)
     domains_each: int = 1  # domains inside a client; its samples are shared out among them
+    # A client becomes one for each of these ranges of classes, such as "0-9", that it has samples of; the rest is left
+    # out. Of a single range the labels count from 0.
+    tasks: tuple[str, ...] | None = None
     novel: float = 0.0  # share of clients held out of training (the paper: 0.2)
     val: bool = True  # 60/20/20 with, 80/20 without; the test sets are the same
     test: float = 0.2  # share of a client's samples that is its test set
@@ -201,6 +205,38 @@ def spread(pool: Pool, partition: Partition, options: Sharing) -> Pool:
     return LookPool(pool, Rows(domain), tuple(kinds))
 
 
+def ends(text: str) -> tuple[int, int]:
+    """The first and the last class of a range.
+
+    >>> ends("10-35")
+    (10, 35)
+    """
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise ValueError(f"tasks are ranges of classes such as '0-9', got {text!r}")
+    return int(first), int(last)
+
+
+def by_task(pool: Pool, partition: Partition, options: Sharing) -> tuple[Partition, int]:
+    """A client for every client and task, named client/task, and the first class; too few samples make none."""
+    least = max(3, options.min_samples or 0)
+    ids, groups = [], []
+    for client, name in enumerate(partition.ids.tolist()):
+        rows = partition.of(client)
+        labels = pool.y(torch.from_numpy(rows)).numpy()
+        for text in options.tasks or ():
+            first, last = ends(text)
+            mine = rows[(labels >= first) & (labels <= last)]
+            if len(mine) >= least:
+                ids.append(f"{name}/{text}")
+                groups.append(mine)
+    if not ids:
+        raise ValueError(f"no client has {least} samples of a task in {', '.join(options.tasks or ())}")
+    offsets = np.cumsum([0, *map(len, groups)]).astype(np.int64)
+    about = {**partition.about, "clients_before": len(partition.ids)}
+    return Partition(np.array(ids), np.concatenate(groups), offsets, about), ends((options.tasks or ("0-0",))[0])[0]
+
+
 def assemble(
     name: str,
     pool: Pool,
@@ -216,6 +252,15 @@ def assemble(
     """The last step of every loader: hold out clients, split samples, put it together."""
     if len(set(partition.ids.tolist())) != len(partition.ids):
         raise ValueError("two clients have the same id")
+    tasks = {}
+    if options.tasks:
+        if task != "classification":
+            raise ValueError(f"tasks are ranges of classes: {task} has none")
+        partition, first = by_task(pool, partition, options)
+        tasks = {"tasks": list(options.tasks)}
+        if len(options.tasks) == 1:
+            pool, (_, last) = FromPool(pool, first), ends(options.tasks[0])
+            classes, class_names = last - first + 1, class_names and class_names[first : last + 1]
     held_out = hold_out(len(partition.ids), options.novel, options.seed)
     rows, bounds = split(partition, len(pool), val=options.val, test=options.test, seed=options.seed)
     looks = {}
@@ -234,5 +279,5 @@ def assemble(
         class_names=class_names,
         task=task,
         prepare=prepare,
-        about={**(about or {}), **partition.about, "seed": options.seed, **looks},
+        about={**(about or {}), **partition.about, "seed": options.seed, **looks, **tasks},
     )

@@ -94,6 +94,8 @@ def client_app(recipe: Source, *, data: Data | None = None, model: Any = None) -
 
 def serve(grid: Any, recipe: Recipe, folder: str = "", *, model: Any = None, fleet: Fleet | None = None) -> Result:
     """The server of a deployed run: roll call, then the engine's rounds over the grid."""
+    if recipe.attack.kind != "none":
+        raise RecipeError("[attack] is for simulated runs: `pfedgate run` knows it, nodes do not")
     fleet = fleet or Fleet(grid, recipe.deploy)
     place = Path(folder).expanduser() if folder else None
     if place is None:

@@ -51,7 +51,7 @@ class Inputs:
     def device(self) -> torch.device:
         return self.seen.device
 
-    def __getitem__(self, rows: slice) -> Inputs:
+    def __getitem__(self, rows: slice | Tensor) -> Inputs:
         return self._map(lambda t: t[rows] if self._is_batch(t) else t)
 
     def clone(self) -> Inputs:

@@ -11,6 +11,7 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.core.errors import warn
@@ -59,6 +60,7 @@ class GatedModel(nn.Module):
         self.model, self.gate, self.features = model, gate, features
         self.plan, self.execution, self.compensate = plan, execution, compensate
         self.straight_through = straight_through
+        self.chosen = False  # see `under_choice`
         plan.gate_size, plan.gate_flops = gate.size, gate.flops
         self._forget()
         self.rebudget(budget)
@@ -203,8 +205,45 @@ class GatedModel(nn.Module):
             _refuse(x)
         if self.gate.config.scope == "sample" and x.shape[0] > 1:
             return _stack([self.forward(x[i : i + 1]) for i in range(x.shape[0])])
+        if self.gate.config.chooser and not self.chosen:
+            return self._by_choice(x)
         selection, _ = self.select(x)
         return self._runner(selection)(x, selection.adapted, selection.shift)
+
+    def _by_choice(self, x: Given) -> Any:
+        """Every sample under the candidate that the chooser has for it, one pass for each candidate."""
+        groups, own = self.gate.groups(self.read(x)), self.gate.choice.clone()
+        with self.under_choice():
+            results = []
+            for candidate, rows in groups:
+                self.gate.choice.fill_(candidate)
+                results.append(self.forward(x if len(groups) == 1 else x[rows]))
+            self.gate.choice.copy_(own)
+        if len(groups) == 1:
+            return results[0]
+        back = torch.cat([rows for _, rows in groups]).argsort()
+        return tree_map(lambda part: part[back] if isinstance(part, Tensor) else part, _stack(results))
+
+    @torch.no_grad()
+    def masks(self, x: Given) -> list[Bools]:
+        """The blocks that are kept for a batch: one mask, or with a chooser one for each candidate in use."""
+        if not self.gate.config.chooser:
+            return [self.select(x)[0].kept]
+        masks, own = [], self.gate.choice.clone()
+        for candidate, rows in self.gate.groups(self.read(x)):
+            self.gate.choice.fill_(candidate)
+            masks.append(self.select(x[rows])[0].kept)
+        self.gate.choice.copy_(own)
+        return masks
+
+    @contextmanager
+    def under_choice(self) -> Iterator[None]:
+        """Let every sample go to `gate.choice`, whatever a chooser has for it."""
+        before, self.chosen = self.chosen, True
+        try:
+            yield
+        finally:
+            self.chosen = before
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
         network = self.plan.network

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 import numpy as np
@@ -109,7 +110,25 @@ class Split:
     first_block: dict[int, int]  # space -> number of its first block
 
 
-def _policy(split: str, keep_output: bool) -> Policy:
+def _chosen(modules: str | Callable[[str], bool]) -> Callable[[str], bool]:
+    """Whether a layer is in one of the modules that a pattern names.
+
+    >>> chosen = _chosen("*.mlp")
+    >>> chosen("blocks.0.mlp.fc1"), chosen("blocks.0.attn.qkv")
+    (True, False)
+    """
+    if callable(modules):
+        return modules
+    pattern = modules
+
+    def inside(place: str) -> bool:
+        names = place.split(".")
+        return any(fnmatchcase(".".join(names[:end]), pattern) for end in range(1, len(names) + 1))
+
+    return inside
+
+
+def _policy(split: str, keep_output: bool, may: Callable[[str], bool]) -> Policy:
     def unit(space: Space) -> bool:
         only_parameters = all(kind == "parameter" for kind, _ in space.producers)
         return only_parameters or (keep_output and space.output)
@@ -120,10 +139,10 @@ def _policy(split: str, keep_output: bool) -> Policy:
         return space.output or not (kinds == {"heads"} or neurons)
 
     if split == "unit":
-        return Policy(_UNITS, unit)
+        return Policy(_UNITS, unit, may)
     if split == "head":
-        return Policy(frozenset({"heads", "linear"}), head)
-    return Policy(frozenset({"input"}), lambda space: False)
+        return Policy(frozenset({"heads", "linear"}), head, may)
+    return Policy(frozenset({"input"}), lambda space: False, may)
 
 
 def split_model(
@@ -135,6 +154,7 @@ def split_model(
     smallest: float,
     keep_output: bool,
     output_blocks: int,
+    modules: str | Callable[[str], bool] = "*",
 ) -> Split:
     """Apply a splitter and check that it covers every parameter exactly once."""
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -148,10 +168,12 @@ def split_model(
     if how == "flat":
         flat = tuple(b for name, shape in shapes.items() for b in _flat(name, shape, blocks, smallest))
         return Split(flat, _owners(flat, shapes), None, {}, {})
-    network = analyse(model, example, _policy(how, keep_output))
+    network = analyse(model, example, _policy(how, keep_output, _chosen(modules)))
     if network.program is not None and not network.spaces:
         places = "; ".join(f"{place}: {why}" for place, why in network.notes[:3])
-        network = Network(None, reason="no units were found that can be skipped" + (f" ({places})" if places else ""))
+        where = "" if modules == "*" else f" in modules {modules!r}"
+        reason = f"no units were found that can be skipped{where}" + (f" ({places})" if places else "")
+        network = Network(None, reason=reason)
     if network.program is None:
         if how != "unit":
             raise ValueError(f"split={how!r} is not possible: {network.reason}. Use split='unit' or 'flat'")

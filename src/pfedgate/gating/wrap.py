@@ -46,6 +46,7 @@ def gate(
     smallest: float = 0.05,
     keep_output: bool = True,
     output_blocks: int = 128,
+    modules: str | Callable[[str], bool] = "*",
     gate: GateConfig | Mapping[str, Any] | str | None = None,
     features: Callable[..., Tensor] | None = None,
     execution: str = "auto",
@@ -68,6 +69,8 @@ def gate(
             into steps of four units, which run faster, but a tenth of all resources is out of reach then.
         keep_output: Whether no output is ever dropped.
         output_blocks: In how many blocks at most outputs are weighed when all are kept.
+        modules: What may be gated: a pattern of names ("*.mlp"), or a function of a layer's name. The budget stays one
+            of the whole model.
         gate: The gate's own switches, as `GateConfig` or by name.
         features: Makes what the gate reads of all inputs, one row per sample; else it reads signals or images if
             there are any, and tokens if not.
@@ -101,7 +104,10 @@ def gate(
     with torch.inference_mode(False):
         batch = _example(model, example)
         result, embedding = _check_runs(model, batch)
-        cutting = {"blocks": blocks, "smallest": smallest, "keep_output": keep_output, "output_blocks": output_blocks}
+        cutting = {
+            "blocks": blocks, "smallest": smallest, "keep_output": keep_output, "output_blocks": output_blocks,
+            "modules": modules,
+        }  # fmt: skip
         wiring = Wiring(
             tuple(batch.shape), batch.dtype, split, cutting, execution, compensate, straight_through,
             None if isinstance(batch, Tensor) else batch, features,

@@ -213,14 +213,14 @@ def gates(content: Content, wide: int = WIDE) -> list[Card]:
         for path, (word, wanted) in WEIGHTS.items():
             tables = {layer: spread[path]["quantiles"] for layer, spread in facts["over_rounds"].items()}
             whole: Sequence[Sequence[float]] = next(iter(tables.values()), ())
-            if whole and all(constant(moved, 4) for table in tables.values() for moved in zip(*table, strict=True)):
+            moving = [layer for layer, table in tables.items() if not _still(table)]
+            if whole and _still(whole):
                 low, *_, high = whole[-1]
                 lines.append(
                     f"{owner}{word} of blocks ({path}) do not move over the rounds: nine in ten lie between {low:.2f} "
                     f"and {high:.2f}{wanted}."
                 )
-                continue
-            for layer, form in itertools.product(facts["over_rounds"], FORMS):
+            for layer, form in itertools.product(moving, FORMS):
                 draw, meaning = FORMS[form]
                 spec = draw(content, run, path, layer, width=wide // 2, height=240)
                 caption = f"{owner}Over {_first(facts)}clients and blocks: {meaning}."
@@ -245,6 +245,11 @@ def gates(content: Content, wide: int = WIDE) -> list[Card]:
     return [card for card in cards if card.views or card.text]
 
 
+def _still(table: Sequence[Sequence[float]]) -> bool:
+    """Whether no quantile of a layer moves over the rounds."""
+    return all(constant(moved, 4) for moved in zip(*table, strict=True))
+
+
 def _alike(rows: Sequence[Sequence[float]]) -> bool:
     return all(constant(column, 1) for column in zip(*rows, strict=True))
 
@@ -260,7 +265,9 @@ def masks(gates: Content) -> str:
     3 clients keep 2 different masks; of the blocks that either of two clients keeps, they do not share 50 % on average
     (Jaccard distance). Together: a, b; alone: c.
     """
-    kept, facts = gates["kept"], gates["masks"]
+    kept, facts, within = gates["kept"], gates["masks"], ""
+    if (share := facts.get("batches")) is not None:
+        within = f" Masks of one client's batches differ by {100 * share:.0f} %." if share else ""
     if facts["number"] == 1:
         bits = kept[0]
         layers = ", ".join(
@@ -269,7 +276,7 @@ def masks(gates: Content) -> str:
         )
         return (
             f"All {len(kept)} clients keep the same {bits.count('1')} of {len(bits)} blocks ({layers}): one mask, "
-            "so what is personal is the weight of each block."
+            f"so what is personal is the weight of each block.{within}"
         )
     together = [_named(names) for names in facts["groups"] if len(names) > 1]
     single = [names[0] for names in facts["groups"] if len(names) == 1]
@@ -277,7 +284,7 @@ def masks(gates: Content) -> str:
     who += [f"alone: {_named(single)}" if together else "Every client has a mask of its own"] * bool(single)
     return (
         f"{len(kept)} clients keep {facts['number']} different masks; of the blocks that either of two clients keeps, "
-        f"they do not share {100 * facts['distance']:.0f} % on average (Jaccard distance). {'; '.join(who)}."
+        f"they do not share {100 * facts['distance']:.0f} % on average (Jaccard distance). {'; '.join(who)}.{within}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from pfedgate.core.drawing import COLUMN, PAGE, Spec, ordinal, quantity, renderer, tips
 from pfedgate.report.charts import Content, by_run, hover, lines, short, thin, whole_ticks
 
+NAMES = {"M": "weight of a block (M)", "G": "importance of a block (G)"}
 QUANTILES = {"q95": "95 %", "q75": "75 %", "q50": "median", "q25": "25 %", "q5": "5 %"}
 
 
@@ -131,13 +132,13 @@ def quantiles(
     def band(low: str, high: str, opacity: float) -> Spec:
         # A band over a single round has no width: a bar instead.
         mark = {"type": "bar", "width": 40} if once else {"type": "area"}
-        y = quantity(low, path, scale={"zero": False})
+        y = quantity(low, NAMES[path], scale={"zero": False})
         return {"mark": {**mark, "opacity": opacity}, "encoding": {"y": y, "y2": {"field": high}}}
 
     layers = [
         band("q5", "q95", 0.18),
         band("q25", "q75", 0.32),
-        {"mark": "tick" if once else "line", "encoding": {"y": quantity("q50", path, scale={"zero": False})}},
+        {"mark": "tick" if once else "line", "encoding": {"y": quantity("q50", NAMES[path], scale={"zero": False})}},
     ]
     if path == "M" and min(row[0] for row in table) <= 1 <= max(row[-1] for row in table):
         one = {"type": "rule", "style": "edge", "strokeDash": [4, 4]}
@@ -176,7 +177,7 @@ def histograms(
         "mark": "rect",
         "encoding": {
             "x": ordinal("round", "round", axis={"labelAngle": 0}, scale={"padding": 0.04}),
-            "y": quantity("low", path, axis={"format": "~g"}),
+            "y": quantity("low", NAMES[path], axis={"format": "~g"}),
             "y2": {"field": "high"},
             "color": by_run(content),
             "opacity": quantity(

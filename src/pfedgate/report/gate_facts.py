@@ -39,6 +39,8 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
     else:
         return None, reason
     content["masks"] = masks_of(content["clients"], content["kept"])
+    batches = [s.batches for s in seen]  # older notes have no such number
+    content["masks"]["batches"] = float(np.mean(batches)) if seen else lines[-1].get("between_batches")
     content["of"] = count
     content["looked"] = min(count, gates.MOST_CLIENTS) if seen else lines[-1].get("looked", count)
     content["layers"] = [{"name": name, "blocks": at} for name, at in gates.layers_of(content["blocks"]).items()]

@@ -15,10 +15,22 @@ from typing import Any
 
 from pfedgate.studies import sweep
 from pfedgate.studies.declare import SCALES, Study, scale_of
-from pfedgate.studies.paper import STUDIES, get, names, select
+from pfedgate.studies.paper import APART, STUDIES, get, names, select
 from pfedgate.studies.sweep import Campaign, Sweep
 
-__all__ = ["SCALES", "STUDIES", "Campaign", "Study", "Sweep", "get", "names", "reproduce", "scale_of", "select"]
+__all__ = [
+    "APART",
+    "SCALES",
+    "STUDIES",
+    "Campaign",
+    "Study",
+    "Sweep",
+    "get",
+    "names",
+    "reproduce",
+    "scale_of",
+    "select",
+]
 
 
 def reproduce(

@@ -122,7 +122,8 @@ class Study:
     point: str = ""  # of `cells.points`: what is compared client by client, with intervals
     matrix: bool = False  # columns side by side instead of a table each
     more_seeds: bool = False  # repeat with other seeds, as far as the scale does
-    drop: tuple[str, str] | None = None  # also show the first of these kinds of columns minus the second
+    seeds: int = 0  # of every row, whatever the scale says
+    drops: tuple[tuple[str, str], ...] = ()  # also show the first of these kinds of columns minus the second
     claims: tuple[Claim, ...] = ()
     look: str = ""  # at each trained cell: a name in `cells.LOOKS`
     figure: str = ""  # a name that `figures.draw` knows
@@ -185,7 +186,12 @@ TINY = Scale(
             images=400,
             clients=4,
             shape=(1, 8, 8),
-        )
+        ),
+        "cifar10": World(  # only where it is asked for
+            "CIFAR-10, 20 clients, 4,000 images", "cifar10-quick.toml",
+            {"data.name": "cifar10", "data.clients": 20, "data.samples": 4000, "train.batch": 32}, "digits", "digits",
+            4_000, 20,
+        ),
     },
     {"train.rounds": 2, "evaluate.every": 1},
     ("digits",),

@@ -20,15 +20,15 @@ from pfedgate.report.tables import markdown, percent
 from pfedgate.runs.environment import environment
 from pfedgate.runs.folder import Run
 from pfedgate.runs.progress import clock
-from pfedgate.studies import complexity, figures
+from pfedgate.studies import complexity, figures, leakage, multitask
 from pfedgate.studies.bench import COMPLEXITY_ROWS
 from pfedgate.studies.cells import seconds_of
 from pfedgate.studies.complexity import line
 from pfedgate.studies.declare import DENSITY, Number, Q, Study, columns_of
-from pfedgate.studies.leakage import MEASURES
 from pfedgate.studies.outcome import Outcomes, claims, spread
 from pfedgate.studies.sweep import Campaign
 
+MEASURES = {**leakage.MEASURES, "multitask": (multitask.measure, multitask.tables)}
 # What a score is of, by the study's point.
 POINTS = {
     "": "after the broadcast; FedAvg-FT and Per-FedAvg take gradient steps of their own first",
@@ -245,11 +245,14 @@ def _matrix(outcomes: Outcomes) -> list[str]:
 
 def _drops(outcomes: Outcomes) -> list[tuple[str, tuple[str, str]]]:
     """Pairs of columns on the same data whose difference is shown: the title, and their names."""
-    if outcomes.study.drop is None:
-        return []
-    before, after = (f", {what}" for what in outcomes.study.drop)
-    pairs = [(c, c.removesuffix(before) + after) for c in outcomes.columns if c.endswith(before)]
-    return [(f"{c.removesuffix(before)}, drop", (c, other)) for c, other in pairs if other in outcomes.columns]
+    drops = outcomes.study.drops
+    shown = []
+    for before, after in drops:
+        data = [column.removesuffix(f", {before}") for column in outcomes.columns if column.endswith(f", {before}")]
+        pairs = [(title, (f"{title}, {before}", f"{title}, {after}")) for title in data]
+        pairs = [(title, pair) for title, pair in pairs if pair[1] in outcomes.columns]
+        shown += [(f"{title}, {f'{after}: ' if len(drops) > 1 else ''}drop", pair) for title, pair in pairs]
+    return shown
 
 
 def _drop(outcomes: Outcomes, row: str, pair: tuple[str, str], number: Number) -> Record:

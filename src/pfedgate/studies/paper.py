@@ -13,6 +13,7 @@ from typing import Any
 from pfedgate import algorithms
 from pfedgate.core.errors import unknown, warn
 from pfedgate.studies import declare
+from pfedgate.studies.attacks import ATTACKS
 from pfedgate.studies.declare import ACC, WORST, Claim, Column, Number, Q, Row, Scale, Study, numbers_of
 from pfedgate.studies.domains import DOMAINS
 from pfedgate.studies.fleets import FLEET
@@ -222,7 +223,7 @@ STUDIES = (
         ),
         (ACC, WORST),
         matrix=True,
-        drop=("all clients", "20 %"),
+        drops=(("all clients", "20 %"),),
     ),
     Study(
         "table4",
@@ -408,6 +409,7 @@ STUDIES = (
     ),
     DOMAINS,
     FLEET,
+    Study("multitask", "Several tasks on one shared model, a gate for each", measure="multitask"),
     Study(
         "leakage",
         "What updates tell of the clients' data",
@@ -418,6 +420,8 @@ STUDIES = (
         "step. No momentum, weight decay, clipping or label frequencies, which would blur updates of all methods.",
     ),
 )  # fmt: skip
+
+APART = (ATTACKS,)  # hundreds of runs of its own: no part of "all"
 
 
 def names() -> tuple[str, ...]:
@@ -431,10 +435,10 @@ def get(name: str) -> Study:
     >>> get("table3").title
     'A fifth of the clients takes part in a round'
     """
-    for study in STUDIES:
+    for study in (*STUDIES, *APART):
         if study.name == name:
             return study
-    raise ValueError(unknown("study", name, [*names(), "all"]))
+    raise ValueError(unknown("study", name, [*names(), *(study.name for study in APART), "all"]))
 
 
 def select(asked: Sequence[str], scale: Scale) -> list[Study]:

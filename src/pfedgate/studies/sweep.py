@@ -144,6 +144,8 @@ class Campaign:
     def all_places(self, study: Study) -> list[Place]:
         """Those with the first seed, other seeds of the rows that are repeated, and other seeds that are finished."""
         first = self.places(study)
+        if study.seeds:
+            return [place for seed in range(study.seeds) for place in self.places(study, seed)]
         if not study.more_seeds:
             return first
         places = list(first)

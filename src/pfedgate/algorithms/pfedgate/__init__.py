@@ -83,6 +83,8 @@ class PFedGate(Algorithm):
             )
         if self.microbatches > 1 and self.variant is not None:
             raise ValueError("microbatches are ours: leave them out with variant='paper'")
+        if self.microbatches > 1 and self.gate.chooser:
+            raise ValueError("a chooser parts batches by candidates: leave microbatches out")
         if self.probe < 1 or self.heat < 0:
             raise ValueError(f"probe counts samples, from 1, and heat is at least 0: not {self.probe} and {self.heat}")
         _ = self._setting  # a wrong name fails here, not on a client
@@ -223,7 +225,7 @@ class PFedGate(Algorithm):
         gated = personal.gated
         with torch.no_grad():
             x = local.prepare(local.train.x[:512])  # more would hardly move a mean
-            batches = [gated.select(part)[0].kept for part in torch.split(x, self.task.batch)]
+            batches = [kept for part in torch.split(x, self.task.batch) for kept in gated.masks(part)]
             selection, _ = gated.select(x)
         return {
             "batches": batches,

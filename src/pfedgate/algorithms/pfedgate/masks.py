@@ -7,6 +7,9 @@ blocks that only some train, and nothing but blocks on the wire.
 All candidates are equally good at the start, and the first to be ahead would win for all. So a client draws the
 candidate that it trains under, less likely the more it loses, and the drawing cools: at first any, at last the best.
 A client predicts with the best of its last score. It scores every round at first, then less and less often.
+
+With `gate.chooser` every sample has a candidate: a client with several distributions, several masks. The losses of each
+scored sample under all candidates teach the gate to predict them; in training the same drawing favours some candidates.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pfedgate.training.workspace import Batch
 
 SELDOM = 4  # after n rounds, a client scores every (1 + n / SELDOM)-th
 COLD = 0.01  # share of the heat that is left at the end of the run
+SHARP = 0.1  # share of the mean loss by which a candidate must be better to be chosen e times as surely
 
 
 def new(gate: State) -> State:
@@ -46,9 +50,16 @@ def choose(personal: Personal, private: State, local: Local, task: Task, probe: 
     loop(task, local, keep, batch=probe, steps=1, stream="probe")
     if not batches:
         return {"masks/due": due}
-    losses = personal.losses(task.loss, batches[0]).mean(1).cpu()
+    each = personal.losses(task.loss, batches[0])
+    losses = each.mean(1).cpu()
     best = losses.argmin()
     noise = torch.rand(len(losses), generator=local.generator("candidate")).log().neg().log()  # Gumbel's, negative
     spread = heat * float(losses.mean().abs()) * COLD ** (index / local.round.rounds)
     gate.choice.copy_((losses + spread * noise).argmin())
-    return {"masks/due": torch.tensor(index + 1 + index // SELDOM), "gate/choice": best}
+    choice = {"masks/due": torch.tensor(index + 1 + index // SELDOM), "gate/choice": best}
+    if gate.config.chooser:
+        sharpness = 1 / (SHARP * float(losses.mean().abs()) + 1e-12)
+        gate.learn(batches[0].x, each, sharpness)
+        choice["gate/chooser_bias"] = gate.chooser_bias.cpu().clone()
+        gate.chooser_bias -= (spread * sharpness * noise).to(gate.chooser_bias.device)
+    return choice

@@ -120,10 +120,11 @@ class Personal(nn.Module):
         before, training = gate.choice.clone(), self.gated.training
         self.gated.eval()
         forward = flops_per_sample(self.task_model, None, batch.x.shape[1:], batch.x.dtype, False)
-        for candidate in range(gate.candidates):
-            gate.choice.fill_(candidate)
-            results.append(loss(self.gated(batch.x), batch.y))
-            self.flops += batch.n * (forward * self._share + 2.0 * gate.fc.weight.numel())
+        with self.gated.under_choice():
+            for candidate in range(gate.candidates):
+                gate.choice.fill_(candidate)
+                results.append(loss(self.gated(batch.x), batch.y))
+                self.flops += batch.n * (forward * self._share + 2.0 * gate.fc.weight.numel())
         gate.choice.copy_(before)
         self.gated.train(training)
         return torch.stack(results)

@@ -63,6 +63,9 @@ class GateConfig:
     candidates: int = 1
     # Share of the last layer's kept blocks that all candidates have in common; it falls evenly to none of the first's.
     core: float = 1.0
+    # Each sample goes to the candidate that it is predicted to do best under, learnt from the losses of all candidates
+    # (`Gate.learn`): a client with several distributions has several masks. Off: one candidate, `Gate.choice`, for all.
+    chooser: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -82,6 +85,8 @@ class GateConfig:
             )
         if self.candidates > 1 and (self.ranking == "random" or self.paths == 1):
             raise ValueError("candidates are rankings: they need paths=2 and ranking 'nested' or 'magnitude'")
+        if self.chooser and (self.candidates == 1 or self.scope != "batch"):
+            raise ValueError("a chooser chooses among candidates: it needs candidates > 1, and scope='batch'")
         if self.pool is not None and self.pool < 0:
             raise ValueError(f"GateConfig.pool must be positive, 0 (none) or None (automatic), got {self.pool}")
         if self.weight_range != 1 and self.activation not in ("centred", "linear"):

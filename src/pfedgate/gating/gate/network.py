@@ -24,6 +24,7 @@ from pfedgate.core.errors import warn
 from pfedgate.gating.gate.config import GateConfig
 from pfedgate.gating.gate.features import EPS, POOLS, Features, Reader, SwitchableNorm, fold, kind_of
 
+LESSONS, LESSON, DECAY = 100, 2.0, 1e-3  # steps, rate and decay of the chooser's regression
 FLOPS = 0.02  # the gate's free share of the model's FLOPs; the plan takes more out of the budget
 
 
@@ -49,6 +50,8 @@ class Gate(nn.Module):
 
     rankings: Tensor
     choice: Tensor
+    chooser_weight: Tensor
+    chooser_bias: Tensor
     client_features: Tensor
     client_mean: Tensor
     client_var: Tensor
@@ -92,6 +95,9 @@ class Gate(nn.Module):
         if self.candidates:
             self.register_buffer("rankings", torch.full((self.candidates, blocks), 0.5))  # G under each candidate
             self.register_buffer("choice", torch.tensor(0))  # the candidate in use
+        if config.chooser:  # scores of the candidates, linear in what the gate sees of a sample
+            self.register_buffer("chooser_weight", torch.zeros(self.candidates, self.reader.features))
+            self.register_buffer("chooser_bias", torch.zeros(self.candidates))
         if config.scope == "client":
             channels, positions = self.reader.channels, self.reader.positions
             self.register_buffer("client_features", torch.zeros(channels, positions))
@@ -154,6 +160,37 @@ class Gate(nn.Module):
         elif self.paths == 1:
             importance = weights
         return GateOutput(weights, importance, shift)
+
+    def groups(self, x: Tensor) -> list[tuple[int, Tensor]]:
+        """With a chooser: the candidates that samples of this batch go to, each with the rows of its samples.
+
+        In training a group of one joins the largest, because norms over a batch have no use for it.
+        """
+        scores = self._glimpse(x) @ self.chooser_weight.T + self.chooser_bias
+        chosen = scores.argmax(1)
+        counts = torch.bincount(chosen, minlength=self.candidates)
+        if self.training:
+            chosen = torch.where(counts[chosen] < 2, counts.argmax(), chosen)
+        return [(int(c), (chosen == c).nonzero()[:, 0]) for c in torch.bincount(chosen).nonzero()[:, 0].tolist()]
+
+    @torch.no_grad()
+    def learn(self, x: Tensor, losses: Tensor, sharpness: float) -> None:
+        """Let the chooser learn from these samples and their losses under every candidate, ``[candidates, N]``.
+
+        A softmax regression on soft choices, exp(-loss · sharpness): a sample to which candidates are alike says
+        nothing. It goes on from what it has learnt before.
+        """
+        h = self._glimpse(x)
+        soft = torch.softmax(-losses.T * sharpness, 1)
+        for _ in range(LESSONS):
+            wrong = (torch.softmax(h @ self.chooser_weight.T + self.chooser_bias, 1) - soft) / len(h)
+            self.chooser_weight -= LESSON * (wrong.T @ h + DECAY * self.chooser_weight)
+            self.chooser_bias -= LESSON * wrong.sum(0)
+
+    def _glimpse(self, x: Tensor) -> Tensor:
+        """What the gate sees of each sample alone, as a vector of length 1."""
+        pooled = self.read(x).pooled.flatten(1)
+        return F.normalize(pooled - pooled.mean(1, keepdim=True))
 
     @torch.no_grad()
     def remember(self, batches: Iterable[Tensor]) -> None:
@@ -218,7 +255,9 @@ class Gate(nn.Module):
     def _flops_with(self, reader: Reader) -> float:
         """Per sample: one product for all paths, and the mixture of two or three means and variances."""
         statistics = min(reader.norm_rank, 3) if self.config.pre_norm else 0
-        return 2.0 * reader.features * (self.paths * self.blocks + self.classes) + 4.0 * statistics * reader.channels
+        chooser = 2.0 * reader.features * self.candidates if self.config.chooser else 0.0
+        products = self.paths * self.blocks + self.classes
+        return 2.0 * reader.features * products + chooser + 4.0 * statistics * reader.channels
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None) -> Gate:

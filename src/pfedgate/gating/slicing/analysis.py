@@ -121,7 +121,7 @@ class Analysis:
             key = (kind, place if len(lengths) == 1 else f"{place}[{i}]")
             units = self.wishes.units.get(key, size)
             name = key if units == size else ("heads", key[1])
-            if kind not in self.policy.kinds or {key, name} & self.refused or units < 2:
+            if kind not in self.policy.kinds or {key, name} & self.refused or units < 2 or not self.policy.may(place):
                 segments.extend(dense(size))
                 continue
             if key not in self._written:

@@ -36,6 +36,7 @@ class Policy:
 
     kinds: frozenset[str]
     refuse: Callable[[Space], bool]
+    may: Callable[[str], bool] = lambda place: True  # which layers may be cut, by where they are
 
 
 @dataclass(frozen=True)
