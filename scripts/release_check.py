@@ -47,10 +47,9 @@ def main() -> None:
             theirs = subprocess.check_output([options.torch_from / "bin/python", "-c", place], text=True).strip()
             ours = subprocess.check_output([python, "-c", place], text=True).strip()
             Path(ours, "dependencies.pth").write_text(theirs + "\n", encoding="utf-8")
-            given = ["--no-deps", "--no-build-isolation"]
+            given = ["--no-deps"]
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *given, file)
         print(f"installed {file.name} in {time.monotonic() - start:.0f} s", flush=True)
-        (folder / "work").mkdir()
         run(python, "-c", GATE)
         few = ["--set", "train.rounds=1"] if options.quick else []
         start = time.monotonic()

@@ -76,6 +76,10 @@ def test_it_is_said_before_a_folder_exists(given: dict[str, Any], message: str, 
         (["run", "--set", "clients.budget=0.0001"], "smallest feasible"),
         (["compare", "fedavg", "pfedgate:clients.budget=0.0001"], "smallest feasible"),
         (["run", "--set", "data.name=table", "--set", "data.path=no.csv"], "no file"),
+        (["run", "--budget", "30%"], "a budget is a share such as 0.3, or the path of a CSV of devices"),
+        (["run", "--set", "task.loss=squared"], "the loss 'squared' cannot be computed from outputs of shape (2, 10)"),
+        (["run", "--set", 'task.metrics=["mae"]'], "the metric 'mae' cannot be computed for classification"),
+        (["data", "show", "./photoz"], "no file or folder ./photoz"),
     ],
 )
 def test_a_command_that_cannot_work_leaves_no_folder(
@@ -87,6 +91,27 @@ def test_a_command_that_cannot_work_leaves_no_folder(
     assert message in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latin.toml").write_bytes(b'[data]\nname = "d\xe9"\n')
+    Path("file").touch()
+    Path("boom.py").write_text("def build():\n    raise KeyError('weights')\n")
+    (tmp_path / "runs/one").mkdir(parents=True)
+    Path("runs/one/config.toml").touch()
+    for words, message in (
+        (["run", "latin.toml"], "latin.toml is not text in UTF-8"),
+        (["run", "--rounds", "1", "--out", "file"], "file is a file: a run needs a folder of its own"),
+        (["run", "--rounds", "1", "--out", "/proc/x"], "cannot write a run into /proc/x"),
+        (["report", "runs"], "runs holds no run: there is no config.toml in it; it has the runs runs/one"),
+        (["run", "--model", "boom.py:build"], "boom.py failed: KeyError: 'weights'"),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            told = CliRunner().invoke(app, words)
+        assert told.exit_code == 1, words
+        assert message in told.stderr, words
 
 
 def test_a_misspelt_command_is_corrected_once() -> None:

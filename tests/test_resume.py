@@ -77,19 +77,29 @@ def killed_after(seconds: float, *args: Any) -> bool:
     return running
 
 
-def test_killed_at_twenty_random_moments(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:
-    moments = random.Random(0)
+def _kill(tmp_path: Path, whole: dict[str, Any], count: int, seconds: float) -> None:
+    """Kill runs so many times at random moments; each run that ends has the bytes of an undisturbed one."""
+    moments = random.Random(count)
     kills, ended, folder, begun = 0, 0, tmp_path / "0", time.monotonic()
-    while kills < 20 and time.monotonic() - begun < 120:
+    while kills < count and time.monotonic() - begun < seconds:
         if killed_after(moments.uniform(0.05, 0.5), folder, 40):
             kills += 1
         else:  # it came to its end between two kills: begin another
-            assert run_contents(folder) == undisturbed[40]
+            assert run_contents(folder) == whole
             ended += 1
             folder = tmp_path / str(ended)
-    assert kills == 20
+    assert kills == count
     train_in_folder(folder, 40)
-    assert run_contents(folder) == undisturbed[40]
+    assert run_contents(folder) == whole
+
+
+def test_killed_at_twenty_random_moments(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:
+    _kill(tmp_path, undisturbed[40], 20, 120)
+
+
+@pytest.mark.long
+def test_killed_five_hundred_times(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:
+    _kill(tmp_path, undisturbed[40], 500, 7000)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -265,6 +265,13 @@ def check(experiment: Experiment) -> None:
     if not isinstance(output, torch.Tensor):
         raise ValueError(f"the model returns {type(output).__name__}; a model returns one tensor of outputs")
     check_labels(kind, task.loss, output, y, where)
+    for metric in task.metrics:
+        try:
+            metric.value(metric.sums(output, y), len(y))
+        except RecipeError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ValueError(f"the metric {metric.name!r} cannot be computed for {kind.name}: {error}") from error
     for group in ("clients", "novel"):
         roster = Roster.of(federation, group, experiment.options, experiment.algorithm)
         for card in {str(card.budget): card for card in roster}.values():

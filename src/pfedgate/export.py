@@ -89,7 +89,7 @@ def client(
     if not has_gates(plan.algorithm):
         raise ValueError(
             f"{run.path} was trained by {plan.algorithm.name}, which has no gates, so there is nothing to leave out; "
-            "Algorithm.predictor gives its models, as docs/how-to/export.md shows"
+            f"pfedgate.load({str(run.path)!r}).clients[{id!r}].model() gives the client's model"
         )
     which = "best" if (run.path / "best.safetensors").exists() else "last"
     server, store = run.server(which), run.store(which)

@@ -1,4 +1,4 @@
-"""FedPAC and GPFL: what each is without its idea, its equations, and what PFLlib's code arrives at."""
+"""FedPAC, GPFL and pFedFDA: what each is without its idea, its equations, and what PFLlib's code arrives at."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pfedgate import models
 from pfedgate.algorithms import build
 from pfedgate.algorithms.fedpac import HEADS, KNOWN, MEANS, OWN, SPREAD, STATISTICS, FedPAC, mixture, moments
 from pfedgate.algorithms.gpfl import FREQUENCIES, GPFL
+from pfedgate.algorithms.pfedfda import EPS, Gaussians, discriminant, measured, shares_of
 from pfedgate.core.mergers import merge
 from pfedgate.core.state import inside, split
 from pfedgate.core.types import Card, Round, Update
@@ -181,3 +182,60 @@ def test_gpfl_starts_from_fedavgs_body_whatever_its_scale() -> None:
     assert torch.equal(plain["fc1.weight"], ours["fc1.weight"])
     algorithm, here = gpfl(of), replace(local(clusters()), round=Round(seed=3))
     assert torch.equal(algorithm.init_client(ours, here)["own/out.weight"], plain["out.weight"])
+
+
+# -- pFedFDA
+def gaussians(seed: int = 0, size: int = 4) -> tuple[torch.Tensor, torch.Tensor, Gaussians]:
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (60,), generator=draw)
+    centres = torch.randn(3, size, generator=draw, dtype=torch.float64) * 2
+    features = centres[y] + torch.randn(60, size, generator=draw, dtype=torch.float64)
+    return features, y, Gaussians(centres + 1, 2 * torch.eye(size, dtype=torch.float64))
+
+
+def test_the_head_is_bayes_rule_for_gaussian_classes() -> None:
+    features, _, of = gaussians()
+    priors = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    weight, bias = discriminant(of, priors)
+    noise = of.covariance * (1 - EPS) + EPS * torch.eye(4, dtype=torch.float64) * of.covariance.trace() / 4
+    normal: Any = torch.distributions.MultivariateNormal
+    logs = torch.stack([normal(mean, noise).log_prob(features) for mean in of.means], 1) + priors.log()
+    torch.testing.assert_close((features @ weight.T + bias).softmax(1), logs.softmax(1))
+
+
+def test_statistics_are_those_of_the_samples() -> None:
+    features, y, shared = gaussians()
+    y = y.clamp(max=1)
+    own = measured(features, y, shared)
+    for k in range(2):
+        torch.testing.assert_close(own.means[k], features[y == k].mean(0))
+    assert torch.equal(own.means[2], shared.means[2])
+    centred = features - own.means[y]
+    expected = sum(torch.outer(row, row) for row in centred) / 59 + EPS + torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(own.covariance, expected)
+
+
+def test_shares_follow_what_predicts_better() -> None:
+    features, y, shared = gaussians()
+    right = Gaussians(measured(features, y, shared).means, torch.eye(4, dtype=torch.float64))
+    wrong = Gaussians(shared.means.flip(0), shared.covariance)
+    stream = torch.Generator().manual_seed(1)
+    assert float(shares_of(features, y, wrong, None, stream)[0]) > 0.9
+    few = torch.arange(8)
+    assert float(shares_of(features[few], y[few], right, None, stream)[0]) < 0.6
+    assert shares_of(features[:3], torch.tensor([0, 1, 2]), right, None, stream).tolist() == [0.0, 0.0]
+
+
+def test_pfedfda_trains_the_body_alone_and_mixes_what_it_sends() -> None:
+    of, federation = task(LINEAR), clusters(novel=0)
+    algorithm, here = build("pfedfda", of), local(clusters())
+    got = algorithm.init_server(0)
+    assert not any(name.startswith("out.") for name in got)
+    update, _ = algorithm.train(got, {}, here)
+    assert set(update.shared) == set(got)
+    assert not torch.equal(update.shared["fc1.weight"], got["fc1.weight"])
+    found = run(algorithm, federation, 6)
+    assert bool(found.server["fda/ready"])
+    torch.linalg.cholesky(found.server["fda/covariance"])
+    plain = run(build("fedavg", of), federation, 6)
+    assert found.summary["accuracy"] > plain.summary["accuracy"] - 0.1

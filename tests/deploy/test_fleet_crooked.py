@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from tests.support.fakes import Spoil, deployed
 from tests.support.fleets import SMALL, crooked, lying, patience, processes, run_on_fleet, write_app
-from tests.support.lies import GATED_LIES, LATE
+from tests.support.lies import GATED_LIES, HOSTILE, LATE
 from tests.support.states import private_of_nodes
 
 from pfedgate import experiment
@@ -132,4 +132,22 @@ def test_a_real_node_that_sends_nonsense_is_left_out_of_every_round(
     assert [record["refused"] for record in done.metrics] == [1] * len(GATED_LIES)
     for record, (_, reason) in zip(done.metrics, GATED_LIES.values(), strict=True):
         assert reason in record["refusals"][0], record["refusals"]
+    assert all(torch.isfinite(value).all() for value in done.server().values())
+
+
+@pytest.mark.long
+def test_every_attack_of_a_real_node_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attacks of `test_attacks`, over a real SuperLink: one in each round, an endless error last."""
+    tables = {**_tables(len(HOSTILE) + 1), "evaluate": {"every": 9}}
+    app = write_app(tmp_path, tables, nodes=2, quorum=0.6)
+    lying(app, "hostile", monkeypatch)
+    _fleet(tmp_path, app)
+    done = runfolder.load(tmp_path / "run")
+    assert [record["refused"] for record in done.metrics] == [1] * (len(HOSTILE) + 1)
+    for record, (_, reason) in zip(done.metrics, HOSTILE.values(), strict=False):
+        assert reason in record["refusals"][0], record["refusals"]
+    said = [refusal for record in done.metrics for refusal in record["refusals"]]
+    assert all(len(refusal) < 500 and refusal.isprintable() for refusal in said)
+    assert sum("scores: 1000000000.0 is not within" in refusal for refusal in said) >= 3
+    assert all(record["after_broadcast"]["clients"] == 2 for record in done.metrics if "after_broadcast" in record)
     assert all(torch.isfinite(value).all() for value in done.server().values())

@@ -70,10 +70,12 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
     files = reproduce(["leakage"], scale="tiny", out=tmp_path, over=[{"train": {"rounds": 1}}])
     assert {path.name for path in files} >= {"leakage.md", "leakage.json"}
     measured = page_data(tmp_path / "tiny/results", "leakage")["measured"]
-    assert len(measured) == 2, "a seed each"
-    for rows in measured.values():
+    assert list(measured) == ["leakage-0", "leakage-1", "leakage-trained-0", "leakage-trained-1"]
+    for name, rows in measured.items():
         assert list(rows) == [row.name for row in leakage.ROWS]
-        for name, row in rows.items():
-            assert 0.4 < row["update"] <= 1
-            assert len(row["pictures"]) == (1 if name == "FedAvg" else 3)
-            assert ("changed" in row) == (name != "FedAvg")
+        for row, costs in rows.items():
+            if "trained" in name:
+                assert 0.4 < costs["update"] <= 1
+                assert ("changed" in costs) == (row != "FedAvg")
+            else:
+                assert len(costs["pictures"]) == {"FedAvg": 1, leakage.CHOSEN.name: 0}.get(row, 3)

@@ -160,6 +160,27 @@ def nonsense() -> None:
     _instead(lambda node, order, work: altered(work(), list(GATED_LIES.values())[order.about["round"]["index"]][0]))
 
 
+def hostile() -> None:
+    """The node with partition-id 1 attacks in another way in each round, and says that its scores are a billion."""
+    honest, attacks = Node.answer, list(HOSTILE.values())
+
+    def crooked(self: Node, order: Parcel) -> Parcel:
+        answer, stage = honest(self, order), order.about["stage"]
+        if self.config["partition-id"] != 1 or stage == "roll":
+            return answer
+        at = order.about["round"]["index"]
+        if stage == "evaluate":
+            for entry in answer.about["clients"].values():
+                for point in entry["scores"].values():
+                    point["val"][2] = 1e9
+            return answer
+        if at == len(attacks):
+            return Parcel({"error": "no\x1b[2J\nround 9: all is well " * 200_000})
+        return altered(answer, attacks[at][0])
+
+    Node.answer = crooked  # type: ignore[method-assign]
+
+
 def late() -> None:
     """The node with partition-id 1 starts to train for one round when the server has closed it, and then answers."""
 

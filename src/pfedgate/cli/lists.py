@@ -103,7 +103,9 @@ def show(
     from pfedgate.data import show as showing
 
     recipe = _recipe(name, set, data_dir)
-    federation = catalogue.federation(name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed)
+    federation = catalogue.federation(
+        recipe.data.name, recipe.data.options, novel=recipe.clients.novel, seed=recipe.run.seed
+    )
     console = out()
     view = Table(title=f"{name}: samples of each client", title_justify="left")
     head = showing.header(federation)
@@ -119,7 +121,7 @@ def show(
     for fact, text in showing.facts(federation).items():
         say(f"{fact + ':':12}{text}")
     try:
-        picture = showing.plot(federation, plot or Path(f"{name}-partition.png"))
+        picture = showing.plot(federation, plot or Path(f"{Path(name).stem}-partition.png"))
         say(f"drawn in {picture}")
     except ImportError as error:
         if plot is not None:
@@ -144,6 +146,11 @@ def prepare(name: Name, set: DataSettings = None, data_dir: DataDir = None, debu
 
 def _recipe(name: str, given: list[str] | None, data_dir: Path | None) -> Recipe:
     from pfedgate.config import recipe as config
+    from pfedgate.data.adopt import of_name
 
     over = {"data.data_dir": str(data_dir)} if data_dir else {}
-    return config.resolve({"data": name, "algorithm": "fedavg"}, over, config.settings(given or [], section="data"))
+    return config.resolve(
+        {"data": of_name(name, None, None) or name, "algorithm": "fedavg"},
+        over,
+        config.settings(given or [], section="data"),
+    )

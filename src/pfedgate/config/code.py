@@ -58,7 +58,11 @@ class Code:
         return _loaded(self.file, self.name, self.digest)
 
     def __call__(self, *values: Any, **more: Any) -> Any:
-        return self.function(*values, **dict(self.given), **more)
+        function = self.function
+        try:
+            return function(*values, **dict(self.given), **more)
+        except Exception as error:
+            raise RecipeError(f"{self.name} of {self.file} failed: {type(error).__name__}: {error}") from error
 
     @property
     def __name__(self) -> str:

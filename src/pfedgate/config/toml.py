@@ -29,7 +29,11 @@ def read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"{file} is a folder: give the path of a TOML file, or nothing for pFedGate on digits{here}")
     if not file.exists():
         raise RecipeError(f"no recipe {file}: give the path of a TOML file, or nothing for pFedGate on digits")
-    return parse(file.read_text(encoding="utf-8"), str(file))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file} is not text in UTF-8, as TOML is: save it as such ({error})") from None
+    return parse(text, str(file))
 
 
 def parse(text: str, where: str = "the recipe") -> dict[str, Any]:

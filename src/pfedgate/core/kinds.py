@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfedgate.core.errors import unknown
+from pfedgate.core.errors import RecipeError, unknown
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (output, labels) -> one loss per sample
 NOTHING = -100  # a label that does not count: padding, a pixel that nobody has drawn
@@ -343,7 +343,15 @@ def check(kind: Kind, loss: Loss, output: Tensor, y: Tensor, where: str = "the d
                 f"has the labels' shape and one number for each class {where_to}"
             )
         in_range(kind, output, y, where)
-    losses = loss(output, y)
+    try:
+        losses = loss(output, y)
+    except RecipeError:  # of code that a recipe names: it says itself what is wrong
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        name = getattr(loss, "__name__", "given")
+        raise ValueError(
+            f"the loss {name!r} cannot be computed from outputs of shape {shape} and labels of shape {labels}: {error}"
+        ) from error
     if tuple(losses.shape) != labels[:1]:
         raise ValueError(
             f"the loss returned the shape {tuple(losses.shape)} for {labels[0]} samples: it must return one number per "

@@ -238,7 +238,7 @@ def _drawn(spec: Mapping[Any, Any], ids: Sequence[str], seed: int) -> list[Budge
 def _read(path: Path) -> dict[str, Any]:
     """A CSV of devices: `id,budget` or `id,params,latency_ms,…`; empty cells do not bind."""
     if not path.exists():
-        raise FileNotFoundError(f"no file {path}: a text budget is the path of a CSV of devices")
+        raise FileNotFoundError(f"no file {path}: a budget is a share such as 0.3, or the path of a CSV of devices")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or "id" not in rows[0]:

@@ -64,7 +64,9 @@ def learning(content: Content, wide: int = WIDE) -> list[Card]:
     for along, title in ALONG.items():
         name = "accuracy-rounds" if along == "round" else f"accuracy-{along}"
         specs = {
-            metric.replace("_", " "): charts.curves(content, along, metric, width=wide, height=240)
+            (charts.measured(content)[0] if metric == "accuracy" else metric.replace("_", " ")): charts.curves(
+                content, along, metric, width=wide, height=240
+            )
             for metric in charts.METRICS
         }
         views = [View(spec, choice=(metric,)) for metric, spec in specs.items() if spec]
@@ -76,7 +78,7 @@ def clients(content: Content, wide: int = WIDE) -> list[Card]:
     """Every client of every run, and against the baseline."""
     caption = "In the last round. Each run sorted on its own. Rings: the bottom decile, the client at the worst tenth; "
     cards = _single(
-        "clients-sorted", "Accuracy of every client, worst first",
+        "clients-sorted", f"{_large(charts.measured(content)[0])} of every client, worst first",
         charts.sorted_clients(content, width=wide, height=300), caption + "shaded: those below it.",
     )  # fmt: skip
     views = [
@@ -87,6 +89,10 @@ def clients(content: Content, wide: int = WIDE) -> list[Card]:
         for run, base in _compared(content["runs"])
     ]  # fmt: skip
     return cards + ([Card("clients-difference", views[0].title, views, ("compared run",))] if views else [])
+
+
+def _large(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _single(name: str, title: str, spec: Spec | None, caption: str, half: bool = False) -> list[Card]:
@@ -101,16 +107,19 @@ def _compared(runs: Sequence[Content]) -> list[tuple[Content, Content]]:
 
 def _differences(run: Content, base: Content) -> str:
     rows = charts.pairs(run, base)
-    better, worse = (sum(sign * row["difference"] > 0 for row in rows) for sign in (1, -1))
+    worse = sum(row["verdict"] == "worse" for row in rows)
+    better = sum(row["verdict"] == "better" and row["difference"] != 0 for row in rows)
+    metric, _, times = charts.measured(run)
     mean = sum(row["difference"] for row in rows) / len(rows)
     marked = f"Triangle: the worst client of {base['label']}."
     if sum(row["low"] for row in rows) > 1:
         marked = f"Triangles: the client at the worst tenth of {base['label']}, and those below it."
     most = charts.MOST_CLIENTS
     some = f" {most} of {len(rows)} are shown, evenly spaced." if len(rows) > most else ""
+    gap = f"{mean:+.1f} points" if times == 100 else f"{metric} {mean:+.4g}"
     return (
         f"In the last round, {run['label']} against {base['label']}: {better} clients better, {worse} worse, "
-        f"{len(rows) - better - worse} equal; {mean:+.1f} points on average over clients. {marked}{some}"
+        f"{len(rows) - better - worse} equal; {gap} on average over clients. {marked}{some}"
     )
 
 

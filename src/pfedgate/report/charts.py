@@ -13,7 +13,8 @@ from typing import Any
 from pfedgate.core.drawing import COLUMN, DASHES, PAGE, Spec, ordinal, quantity, tips
 
 Content = Mapping[str, Any]
-METRICS = {"accuracy": "accuracy, %", "bottom_decile": "bottom decile, %", "loss": "loss"}
+METRICS = ("accuracy", "bottom_decile", "loss")  # "accuracy" stands for the main metric, whatever it is
+ACCURACY: Spec = {"name": "accuracy", "times": 100, "higher": True}
 TIMES = ((5400, 3600, "hours"), (100, 60, "minutes"), (0, 1, "seconds"))
 ENERGIES = ((1e6, 1e6, "MJ"), (1e3, 1e3, "kJ"), (0, 1, "J"))
 SIZES = ((1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0, 1e3, "kB"))
@@ -154,6 +155,16 @@ def lines(
     }
 
 
+def measured(content: Content) -> tuple[str, str, float]:
+    """The main metric of a run or report: its name, the title of an axis, and what its values are multiplied with.
+
+    >>> measured({}), measured({"metric": {"name": "mae", "times": 1, "higher": False}})
+    (('accuracy', 'accuracy, %', 100), ('mae', 'mae', 1))
+    """
+    metric = content.get("metric", ACCURACY)
+    return metric["name"], metric["name"] + (", %" if metric["times"] == 100 else ""), metric["times"]
+
+
 def curves(content: Content, along: str = "round", metric: str = "accuracy", **size: Any) -> Spec | None:
     """A metric over rounds or a name of `ALONG`; none before the first evaluation."""
     runs = [run for run in content["runs"] if any(run["curves"].get(along, ()))]
@@ -164,13 +175,15 @@ def curves(content: Content, along: str = "round", metric: str = "accuracy", **s
         units, words = ALONG[along]
         scale, x = unit(max(run["curves"][along][-1] for run in runs), units)
         title = words.format(x)
+    _, shown, times = measured(content)
     rows = []
     for run in runs:
         points = {name: thin(values, room(len(runs))) for name, values in run["curves"].items()}
         row = {"run": run["label"], "x": [v if x == "round" else short(v / scale) for v in points[along]]}
-        row |= {name: [short(v, 1 if name == "loss" else 100) for v in points[name]] for name in METRICS}
+        row |= {name: [short(v, 1 if name == "loss" else times) for v in points[name]] for name in METRICS}
         rows.append(row)
-    return lines(content, rows, x, METRICS[metric], title=title, field=metric, **size)
+    axis = {"accuracy": shown, "bottom_decile": "bottom decile" + ", %" * (times == 100), "loss": "loss"}[metric]
+    return lines(content, rows, x, axis, title=title, field=metric, **size)
 
 
 def cost(content: Content, key: str, title: str, **size: Any) -> Spec | None:
@@ -192,7 +205,8 @@ def cost(content: Content, key: str, title: str, **size: Any) -> Spec | None:
 def scored(run: Content) -> list[Content]:
     """The clients of a run that have test data, the worst first."""
     with_data = [client for client in run["clients"] if client.get("accuracy") is not None]
-    return sorted(with_data, key=lambda client: (client["accuracy"], client["client"]))
+    sign = 1 if run.get("metric", ACCURACY)["higher"] else -1
+    return sorted(with_data, key=lambda client: (sign * client["accuracy"], client["client"]))
 
 
 def sorted_clients(content: Content, **size: Any) -> Spec | None:
@@ -200,9 +214,10 @@ def sorted_clients(content: Content, **size: Any) -> Spec | None:
     runs = [(run["label"], scored(run)) for run in content["runs"] if scored(run)]
     if not runs:
         return None
+    what, shown, times = measured(content)
     rows, rings = [], []
     for name, clients in runs:
-        values = [short(client["accuracy"], 100) for client in clients]
+        values = [short(client["accuracy"], times) for client in clients]
         ranks = thin(range(1, len(values) + 1), room(len(runs)))
         rows.append({"run": name, "x": ranks, "y": thin(values, room(len(runs)))})
         rings.append({"run": name, "rank": len(values) // 10 + 1, "y": values[len(values) // 10]})
@@ -217,9 +232,9 @@ def sorted_clients(content: Content, **size: Any) -> Spec | None:
         "mark": {"type": "point", "style": "ring", "size": 80, "strokeWidth": 2, "filled": True, "opacity": 1},
         "encoding": {"x": quantity("rank"), "y": quantity("y"), "stroke": by_run(content)},
     }
-    title = "clients, by accuracy in the last round"
-    top = {"domainMax": 100} if max(row["y"][-1] for row in rows) > 90 else {}  # there is no 110 %
-    return lines(content, rows, "rank", "accuracy, %", title=title, scale=top, under=[shade], over=[ring], **size)
+    title = f"clients, by {what} in the last round"
+    top = {"domainMax": 100} if times == 100 and max(row["y"][-1] for row in rows) > 90 else {}  # there is no 110 %
+    return lines(content, rows, "rank", shown, title=title, scale=top, under=[shade], over=[ring], **size)
 
 
 def pairs(run: Content, base: Content) -> list[Spec]:
@@ -227,16 +242,17 @@ def pairs(run: Content, base: Content) -> list[Spec]:
 
     The tenth counts by rank: clients that tie with the one at the worst tenth are not all in it.
     """
-    order = scored(base)
+    order, times = scored(base), measured(run)[2]
+    sign = 1 if run.get("metric", ACCURACY)["higher"] else -1
     theirs = {client["client"]: client["accuracy"] for client in order}
     low = {client["client"] for client in order[: len(order) // 10 + 1]}
     rows = []
     for client in scored(run):
         name, own = client["client"], client["accuracy"]
         if name in theirs:
-            row = {"client": name, "own": short(own, 100), "base": short(theirs[name], 100), "low": name in low}
+            row = {"client": name, "own": short(own, times), "base": short(theirs[name], times), "low": name in low}
             by = own - theirs[name]
-            rows.append({**row, "difference": short(by, 100), "verdict": "worse" if by < 0 else "better"})
+            rows.append({**row, "difference": short(by, times), "verdict": "worse" if sign * by < 0 else "better"})
     return sorted(rows, key=lambda row: (row["difference"], row["client"]))
 
 
@@ -283,6 +299,8 @@ def difference(run: Content, base: Content, *, width: int = PAGE, height: int = 
     rows = thin(pairs(run, base), MOST_CLIENTS)
     axis = {"labelAngle": -90 if len(rows) > 12 else 0, "labelLimit": 90, "ticks": False, "domain": False, "offset": 14}
     axis["labels"] = len(rows) <= 60
+    what, shown, times = measured(run)
+    percent, points = (", %", ", points") if times == 100 else ("", "")
     sign = {"field": "verdict", "type": "nominal", "scale": {"domain": ["better", "worse"]}, "legend": None}
     bars = {"type": "bar", "cornerRadiusEnd": 2, "minBandSize": 1, "width": {"band": 0.75}}
     triangle = {"type": "point", "shape": "triangle-up", "filled": True, "style": "low", "size": 70, "opacity": 1}
@@ -292,12 +310,15 @@ def difference(run: Content, base: Content, *, width: int = PAGE, height: int = 
         "height": height,
         "encoding": {
             "x": ordinal("client", "clients, by difference", sort=None, axis=axis),
-            "tooltip": tips(client="client", own="accuracy, %", base="baseline, %", difference="difference, points"),
+            "tooltip": tips(client="client", own=shown, base=f"baseline{percent}", difference=f"difference{points}"),
         },
         "layer": [
             {
                 "mark": bars,
-                "encoding": {"y": quantity("difference", "points of accuracy", axis={"tickCount": 6}), "color": sign},
+                "encoding": {
+                    "y": quantity("difference", f"points of {what}" if points else what, axis={"tickCount": 6}),
+                    "color": sign,
+                },
             },
             {"mark": {"type": "rule", "style": "zero"}, "encoding": {"y": {"datum": 0}, "x": None, "tooltip": None}},
             {  # a bar may be short: the pointer may be anywhere above or below it

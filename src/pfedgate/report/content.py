@@ -13,7 +13,7 @@ from typing import Any
 from pfedgate import __version__
 from pfedgate.config.recipe import essence
 from pfedgate.core.errors import unknown, warn
-from pfedgate.core.kinds import Metric
+from pfedgate.core.kinds import METRICS, Metric
 from pfedgate.engine import metrics
 from pfedgate.report import tables, verdict
 from pfedgate.report.gate_facts import data_key, data_kind, gates_of, partition_of
@@ -91,10 +91,12 @@ def gather(runs: Sequence[Run], *, baseline: str | None = None, title: str | Non
         "version": __version__,
         "baseline": compared,
         "runs": entries,
+        "metric": entries[0]["metric"],
         "partitions": partitions,
         "table": tables.summarise(
             {entry["label"]: tables.numbers(entry["summary"]) for entry in entries},
             dict(zip(labels, leagues, strict=True)),
+            runs[0].metric,
         ),
         "clients": client_table(entries),
         "differences": differences(runs, labels),
@@ -116,11 +118,15 @@ def leagues_of(entries: Sequence[Content], keys: Sequence[str]) -> list[int | No
     ended = any(entry["finished"] for entry in entries)
     numbers: dict[tuple[str, Any], int] = {}
     return [
-        numbers.setdefault((key, entry.get("planned", entry["rounds"])), len(numbers))
-        if entry["finished"] or not ended
-        else None
+        numbers.setdefault((key, _length(entry)), len(numbers)) if entry["finished"] or not ended else None
         for entry, key in zip(entries, keys, strict=True)
     ]
+
+
+def _length(entry: Content) -> int:
+    """Rounds to compare by: those planned, which a run that stopped early has ended with, too."""
+    rounds: int = entry["planned"] if entry["finished"] and "planned" in entry else entry["rounds"]
+    return rounds
 
 
 def common_target(entries: Sequence[Content], leagues: Sequence[int | None], metric: Metric) -> None:
@@ -160,11 +166,15 @@ def _matching(at: int, baseline: int | None, keys: Sequence[str], algorithms: Se
 
 def _run(run: Run, label: str) -> Content:
     recipe, records = run.recipe, run.metrics
-    summary = run.summary or {**metrics.overall(records), "seconds": run.seconds}  # so far
+    summary = run.summary or {**metrics.overall(records, run.metric), "seconds": run.seconds}  # so far
+    name = run.metric.name
+    for key in ("accuracy", "best_accuracy", "accuracy_after_local"):  # the main metric under one name
+        summary[key] = summary.get(key.replace("accuracy", name))
     rows = run.clients
     gates, no_gates = gates_of(run)
     return {
         "label": label,
+        "metric": about(run.metric),
         "path": str(run.path),
         "algorithm": recipe.algorithm.name,
         "data": recipe.data.label,
@@ -179,8 +189,8 @@ def _run(run: Run, label: str) -> Content:
             "round": [r["round"] for r in records],
             **{name: [r.get(name) for r in records] for name in TRAINING if any(name in r for r in records)},
         },
-        "clients": [_client(row) for row in rows if row["point"] == "after_broadcast"],
-        "novel": [_client(row) for row in rows if row["point"] == "novel"],
+        "clients": [_client(row, name) for row in rows if row["point"] == "after_broadcast"],
+        "novel": [_client(row, name) for row in rows if row["point"] == "novel"],
         "fleet": fleet(run) if recipe.fleet.devices else None,
         "gates": gates,
         "no_gates": no_gates,
@@ -189,9 +199,14 @@ def _run(run: Run, label: str) -> Content:
     }
 
 
-def _client(row: Mapping[str, Any]) -> Content:
-    # A client without test data has no accuracy.
-    accuracy = row.get("accuracy")
+def about(metric: Metric) -> Content:
+    """The main metric as charts and words need it."""
+    return {"name": metric.name, "times": 100 if metric.share else 1, "higher": metric.higher}
+
+
+def _client(row: Mapping[str, Any], metric: str) -> Content:
+    # A client without test data has no accuracy. Whatever the main metric is, a report holds it under that name.
+    accuracy = row.get(metric)
     tested = accuracy is not None and math.isfinite(accuracy)
     return {"client": row["client"], "n": row.get("n_test") or 0, **({"accuracy": accuracy} if tested else {})}
 
@@ -209,7 +224,8 @@ def curves(run: Run) -> Content:
         if "virtual_seconds" in record:
             spent |= {"virtual": record["virtual_seconds"], "joules": spent["joules"] + record["joules"]}
         if "after_broadcast" in record:
-            scores = {name: record["after_broadcast"].get(name) for name in CURVES}
+            own = {"accuracy": run.metric.name}
+            scores = {name: record["after_broadcast"].get(own.get(name, name)) for name in CURVES}
             for name, value in {"round": record["round"], **spent, **scores}.items():
                 columns[name].append(value)
     return columns
@@ -276,14 +292,16 @@ def client_table(entries: Sequence[Content]) -> Content:
         for entry in entries
     ]
     leagues = [entry["league"] for entry in entries]
+    metric = entries[0].get("metric", about(METRICS["accuracy"]))
+    times = metric["times"]
+    show = tables.percent if times == 100 else "{:.4g}".format
+    why = f"test {metric['name']} after the last round" + ", %" * (times == 100)
     names = sorted({name for accuracies in by_run for name in accuracies}, key=lambda n: (n.endswith(" (novel)"), n))
     rows = []
     for name in names:
         values = [accuracies.get(name) for accuracies in by_run]
-        rows.append({"name": name, "cells": tables.cells(values, tables.percent, max, leagues)})
-    head = [
-        {"title": entry["label"], "why": "test accuracy after the last round, %", "times": 100} for entry in entries
-    ]
+        rows.append({"name": name, "cells": tables.cells(values, show, max if metric["higher"] else min, leagues)})
+    head = [{"title": entry["label"], "why": why, "times": times} for entry in entries]
     return tables.with_copies({"head": head, "rows": rows, "first": "client"}) if rows else {}
 
 
@@ -331,7 +349,7 @@ def seeds(runs: Sequence[Run], entries: Sequence[Content]) -> Content:
     if all(len(setting.runs) < 2 for setting in settings):
         return {}
     rows = {setting.name: [tables.numbers(entry["summary"]) for entry in setting.runs] for setting in settings}
-    table = tables.over_seeds(rows, {setting.name: setting.league for setting in settings})
+    table = tables.over_seeds(rows, {setting.name: setting.league for setting in settings}, runs[0].metric)
     return {**table, "unfinished": [entry["label"] for entry in entries if not entry["finished"]]}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pfedgate.core.drawing import DASHES, THEMES, config
 from pfedgate.core.errors import warn
 from pfedgate.engine.files import write_atomically
-from pfedgate.report import cards, tables
+from pfedgate.report import cards, charts, tables
 from pfedgate.report.cards import Card
 from pfedgate.report.tables import percent
 from pfedgate.runs.progress import scaled, size
@@ -286,7 +286,13 @@ def _tiles(content: Content) -> str:
         return ""
     columns = [column["key"] for column in content["table"]["head"]]
     tiles = []
+    metric = content.get("metric", charts.ACCURACY)
     for number, title, alone, show in TILES:
+        if number in ("accuracy", "bottom_decile") and metric != charts.ACCURACY:
+            title, alone = (text.replace("Accuracy", metric["name"]) for text in (title, alone))
+            title = title.replace("accuracy", metric["name"])
+            title = title if metric["higher"] else title.replace("Highest", "Lowest")
+            show = show if metric["times"] == 100 else "{:.4g}".format
         scores = {at: runs[at]["summary"][number] for at in able if runs[at]["summary"].get(number) is not None}
         if not scores:
             continue

@@ -145,7 +145,9 @@ def summarise(
 
 
 def over_seeds(
-    groups: Mapping[str, Sequence[Mapping[str, float | None]]], leagues: Mapping[str, Any] | None = None
+    groups: Mapping[str, Sequence[Mapping[str, float | None]]],
+    leagues: Mapping[str, Any] | None = None,
+    metric: Metric = METRICS["accuracy"],
 ) -> dict[str, Any]:
     """Mean ± standard deviation (of a sample) of runs that differ in their seed only; a single run has no deviation.
 
@@ -161,8 +163,9 @@ def over_seeds(
         {"name": name, "cells": [{"text": str(len(rows)), "value": len(rows), "best": False}]}
         for name, rows in groups.items()
     ]
-    for column in COLUMNS:
-        shared = column.show is percent or column.key in ("density", "q_training", "rounds_to_90")
+    for column in columns_for(metric):
+        shared = column.show is percent or "accuracy" in column.key or "decile" in column.key or column.key == "spread"
+        shared = shared or column.key in ("novel", "density", "q_training", "rounds_to_90")
         samples = [[v for row in rows if (v := row.get(column.key)) is not None] for rows in groups.values()]
         if not shared or not any(samples):
             continue

@@ -36,13 +36,15 @@ def sentences(contenders: Sequence[Contender]) -> list[str]:
         return list(_alone(scored[0]))
     if len({c.league for c in scored}) > 1:
         return ["These runs are on different data or of different length, so that none is better than another."]
-    ranked = sorted(scored, key=lambda c: -(c.mean("accuracy") or 0))
+    metric = _metric(scored[0])
+    ranked = sorted(scored, key=lambda c: (-1 if metric["higher"] else 1) * (c.mean("accuracy") or 0))
     best, second = ranked[:2]
-    gap = _score(best) - _score(second)
-    if round(100 * gap, 1):
-        first = f"{best.name} ends with the highest accuracy, {percent(_score(best))}, {_points(gap)} {second.name}"
+    gap, name = _score(best) - _score(second), metric["name"]
+    if round(100 * gap, 1) if metric["times"] == 100 else gap:
+        most = "highest" if metric["higher"] else "lowest"
+        first = f"{best.name} ends with the {most} {name}, {_show(best)}, {_points(gap, metric)} {second.name}"
     else:
-        first = f"{best.name} and {second.name} end with the same accuracy, {percent(_score(best))}"
+        first = f"{best.name} and {second.name} end with the same {name}, {_show(best)}"
     return [_so_far(scored) + f"{first}{_cheapest(ranked)}.", _sure(best, second)]
 
 
@@ -59,8 +61,20 @@ def _score(contender: Contender) -> float:
     return contender.mean("accuracy") or 0.0
 
 
-def _points(gap: float) -> str:
-    return f"{abs(100 * gap):.1f} points {'above' if gap >= 0 else 'below'}"
+def _metric(contender: Contender) -> Content:
+    """The main metric: its name, what it is multiplied with, whether more is better."""
+    metric: Content = contender.runs[0].get("metric", {"name": "accuracy", "times": 100, "higher": True})
+    return metric
+
+
+def _show(contender: Contender) -> str:
+    score = _score(contender)
+    return percent(score) if _metric(contender)["times"] == 100 else f"{score:.4g}"
+
+
+def _points(gap: float, metric: Content) -> str:
+    amount = f"{abs(100 * gap):.1f} points" if metric["times"] == 100 else f"{abs(gap):.4g}"
+    return f"{amount} {'above' if gap >= 0 else 'below'}"
 
 
 def _so_far(contenders: Sequence[Contender]) -> str:
@@ -81,20 +95,27 @@ def _cheapest(ranked: Sequence[Contender]) -> str:
         return f"; it also computes least, {saved:.2f} of the FLOPs of {most.name}"
     if least is ranked[1]:
         return f", which computes {saved:.2f} of its FLOPs"
-    return f"; {least.name}, {_points(_score(least) - _score(best))}, computes {saved:.2f} of its FLOPs"
+    return f"; {least.name}, {_points(_score(least) - _score(best), _metric(best))}, computes {saved:.2f} of its FLOPs"
 
 
 def _alone(only: Contender) -> tuple[str, str]:
     run = only.runs[0]
     summary, samples = run["summary"], sum(row["n"] for row in run["clients"])
     accuracy, decile = _score(only), only.mean("bottom_decile")
-    worst = "" if decile is None else f", and {percent(decile)} for the client at the worst tenth"
-    first = f"{only.name} ends with {percent(accuracy)} accuracy over {summary.get('clients', 0)} clients{worst}."
+    metric = _metric(only)
+    share, name = metric["times"] == 100, metric["name"]
+    shown = "" if decile is None else percent(decile) if share else f"{decile:.4g}"
+    worst = "" if decile is None else f", and {shown} for the client at the worst tenth"
+    amount = f"{_show(only)} {name}" if share else f"{name} {_show(only)}"
+    first = f"{only.name} ends with {amount} over {summary.get('clients', 0)} clients{worst}."
     if len(only.runs) > 1:
         deviation = statistics.stdev([one["summary"]["accuracy"] for one in only.runs])
-        return first, f"Over {len(only.runs)} seeds the accuracy deviates by {100 * deviation:.1f} points."
+        moved = f"{100 * deviation:.1f} points" if share else f"{deviation:.4g}"
+        return first, f"Over {len(only.runs)} seeds the {name} deviates by {moved}."
     if not samples:
         return _so_far([only]) + first, "How sure that is shows when the run has ended."
+    if name != "accuracy":
+        return _so_far([only]) + first, f"These are {samples} test samples and one seed, and another moves the number."
     chance = 1.96 * math.sqrt(accuracy * (1 - accuracy) / samples)
     return (
         _so_far([only]) + first,
@@ -124,9 +145,12 @@ def _sure(best: Contender, second: Contender) -> str:
 
 
 def _range(best: Contender, second: Contender, mean: float, half: float) -> str:
-    low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in (mean - half, mean + half))
+    share = _metric(best)["times"] == 100
+    ends = (f"{100 * end:+.1f}" if share else f"{end:+.4g}" for end in (mean - half, mean + half))
+    low, high = (end.replace("-", "−") for end in ends)
     chance = "it may be chance" if abs(mean) <= half else "it is more than chance"
-    return f"the difference between {best.name} and {second.name} is {low} to {high} points (95 % interval): {chance}"
+    both, unit = f"{best.name} and {second.name}", " points" if share else ""
+    return f"the difference between {both} is {low} to {high}{unit} (95 % interval): {chance}"
 
 
 def interval(values: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:

@@ -173,7 +173,9 @@ def load(path: str | Path) -> Run:
         if (folder / COMPARISON).exists():
             names = ", ".join(str(run.path) for run in load_all(folder))
             raise FileNotFoundError(f"{folder} is a comparison of several runs; choose one: {names}")
-        raise FileNotFoundError(f"{folder} holds no run: there is no {CONFIG} in it")
+        inner = sorted({file.parent for name in (CONFIG, COMPARISON) for file in folder.glob(f"*/{name}")})
+        hint = f"; it has the runs {', '.join(map(str, inner[:5]))}{', …' if len(inner) > 5 else ''}" if inner else ""
+        raise FileNotFoundError(f"{folder} holds no run: there is no {CONFIG} in it{hint}")
     return Run(folder)
 
 
@@ -192,9 +194,12 @@ def create(path: str | Path, recipe: Recipe) -> Run:
     """A new run's folder with its recipe; one that holds a run already is left alone."""
     folder = vacant(path)
     text, sources = pinned(recipe)
-    for name, source in sources.items():
-        write_atomically(folder / name, source.read_bytes(), sync=True)
-    write_atomically(folder / CONFIG, text.encode(), sync=True)
+    try:
+        for name, source in sources.items():
+            write_atomically(folder / name, source.read_bytes(), sync=True)
+        write_atomically(folder / CONFIG, text.encode(), sync=True)
+    except OSError as error:
+        raise OSError(f"cannot write a run into {folder}: {error.strerror or error}") from error
     return Run(folder)
 
 
@@ -222,6 +227,8 @@ def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[R
 def vacant(path: str | Path) -> Path:
     """A folder that holds no run yet; one that does is an error."""
     folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: a run needs a folder of its own")
     if (folder / CONFIG).exists() or (folder / COMPARISON).exists():
         raise FileExistsError(
             f"{folder} already holds a run: `pfedgate resume {folder}` goes on with it; or choose another folder"
