@@ -11,7 +11,7 @@ METHODS = {"FedAvg": ("fedavg", {}), "pFedGate": ("pfedgate", {"clients.budget":
 
 # As many clients on little data as two cores can train several hundred times.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "digits": {"data.clients": 20, "data.samples": "none", "train.rounds": 20, "evaluate.every": 20},
+    "digits": {"data.clients": 20, "data.samples": "none", "data.alpha": 0.1, "train.rounds": 20, "evaluate.every": 20},
     "cifar10": {"data.clients": 20, "data.samples": 4000, "train.rounds": 30, "evaluate.every": 30},
 }
 TITLES = {"digits": "digits", "cifar10": "CIFAR-10"}
