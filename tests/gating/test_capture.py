@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.compare import check_sliced, gated_pair
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
 from pfedgate import Budget
+from pfedgate.gating.slicing import trace
 from pfedgate.gating.slicing.rules.operations import aligned
 
 WIDTH, HEADS, STEPS = 32, 4, 6
@@ -208,6 +210,24 @@ def test_only_chosen_modules_are_gated_and_the_budget_is_of_the_whole_model() ->
         assert gated.plan.costs.smallest()["params"] > 0.5 * gated.plan.size
     with pytest.warns(UserWarning, match=r"no units were found that can be skipped in modules '\*\.mlp'"):
         pfedgate.gate(model, x, 0.9, modules="*.mlp", gate=SMALL)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "norms", "squeeze_excite", "attention", "residual", "gru_both_ways"])
+def test_what_fx_follows_is_as_exact_when_it_is_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault: a rule that knows modules and not what they do."""
+
+    def never(*given: Any) -> None:
+        raise trace.Untraceable("not now")
+
+    monkeypatch.setattr(trace, "_follow", never)
+    model, x = build(name)
+    x = x.double() if x.is_floating_point() else x
+    sliced, masked = gated_pair(model.double(), x, Budget(params=0.9))
+    for training in (True, False):
+        for gated in (sliced, masked):
+            gated.train(training)
+        check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)
+    sliced.verify(x)
 
 
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:

@@ -21,7 +21,7 @@ from pfedgate.gating.slicing.functional import SIGNATURES, arguments, is_weight
 from pfedgate.gating.slicing.rules import operations as op
 from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
 from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule, RMSNormRule
-from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule
+from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule, attention_flops
 from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
 
 if TYPE_CHECKING:
@@ -195,7 +195,9 @@ class Restore(op.AsWritten):
             analysis.notes.append((place, f"kept whole: {reason}"))
         elif any(flat(analysis.layout(source)) for source in node.all_input_nodes):
             analysis.note(node, reason)
-        if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
+        if node.target is F.scaled_dot_product_attention:
+            analysis.operation(place, attention_flops(node, analysis), dense(1), dense(1))
+        elif (own or not _is_cheap(node)) and (flops := analysis.count(node)):
             analysis.operation(place, flops, dense(1), dense(1))
 
 
