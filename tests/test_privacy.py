@@ -345,6 +345,11 @@ def test_other_combinations_are_refused_with_the_reason() -> None:
         (replace(options, fleet=pace), algorithm, "asynchronous.*take synchronous"),
         (replace(options, agg_norm="all"), algorithm, "leave out clients.agg_norm"),
         (options, replace(algorithm, task=plateau), "validation scores"),
+        (
+            replace(options, stop_after=3),
+            algorithm,
+            "stop_after: training would follow validation scores",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             possible(method, other)
