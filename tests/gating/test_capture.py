@@ -230,6 +230,52 @@ def test_what_fx_follows_is_as_exact_when_it_is_captured(name: str, monkeypatch:
     sliced.verify(x)
 
 
+def test_products_of_matrices_that_are_not_cut_count_in_full() -> None:
+    """A fault: what has a rule is taken for cheap, also where the rule does not apply."""
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.a(x))
+            return self.b(torch.matmul(h, h.transpose(1, 2)) @ h)
+
+    gated = pfedgate.gate(Scores(), torch.randn(3, STEPS, 16), Budget(params=0.5), gate=SMALL, execution="sliced")
+    places = [one.place for one in gated.plan.network.operations]  # type: ignore[union-attr]
+    assert places == ["a", "matmul (matmul)", "matmul (matmul_1)", "b"]
+    gated.verify(torch.randn(3, STEPS, 16))
+
+
+def test_paths_that_are_dropped_at_random_in_training_are_followed() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.up, self.down, self.head = (
+                nn.Linear(16, 32), nn.Linear(32, 48), nn.Linear(48, 32), nn.Linear(32, 4),
+            )  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            y = self.down(F.gelu(self.up(x)))
+            if self.training:
+                kept = y.new_empty(y.shape[0], 1).bernoulli_(0.8)
+                kept.div_(0.8)
+                y = y * kept
+            return self.head(x + y)
+
+    model, x = Block().double(), torch.randn(6, 16).double()
+    sliced, masked = gated_pair(model, x, Budget(params=0.5))
+    for training in (True, False):
+        results = []
+        for gated in (sliced, masked):
+            torch.manual_seed(3)
+            results.append(gated.train(training)(x))
+        assert torch.allclose(*results, atol=1e-12)
+    assert sliced.execution == "sliced"
+
+
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:
     assert aligned((3, 6, 32), (3, 6, 4, 8), 2) == ([2], [2, 3])
     assert aligned((18, 32), (3, 6, 32), 1) == ([1], [2])

@@ -86,7 +86,7 @@ LAYER_FUNCTIONS: dict[Any, Maker] = {
     F.embedding: EmbeddingRule,
 }
 _FUNCTIONS: dict[Any, Maker] = {
-    **dict.fromkeys((torch.matmul, torch.bmm), op.BatchProduct),
+    **dict.fromkeys((torch.matmul, torch.bmm, operator.matmul), op.BatchProduct),
     **dict.fromkeys(CONSTANT_FUNCTIONS, op.Elementwise),
     **dict.fromkeys((torch.softmax, F.softmax), op.Softmax),
     F.scaled_dot_product_attention: HeadsRule,
@@ -126,6 +126,8 @@ CHEAP = {
 
 def _is_cheap(node: fx.Node) -> bool:
     """Whether a node without parameters of its own needs no FLOPs worth counting."""
+    if node.target in SIGNATURES or _FUNCTIONS.get(node.target, _METHODS.get(str(node.target))) is op.BatchProduct:
+        return False
     ruled = node.target in _FUNCTIONS or node.target in POOL_FUNCTIONS or str(node.target) in _METHODS
     return node.op == "call_module" or ruled or getattr(node.target, "__name__", str(node.target)) in CHEAP
 
