@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.browser import Browser, find
 from tests.support.pages import PAGES, ROOT, blocks, run_command, run_page, targets
 
 import pfedgate
@@ -143,6 +144,29 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert not missing
     reference = (tmp_path / "site" / "reference" / "gating" / "index.html").read_text(encoding="utf-8")
     assert "pfedgate.gate" in reference
+    if (path := find()) is not None:
+        with Browser(path) as browser:
+            check_tables(browser, tmp_path / "site" / "results")
+
+
+def check_tables(browser: Browser, results: Path) -> None:
+    """Tables of the site sort, fold and scroll in their own box, and nothing is loaded from elsewhere."""
+    loaded = "document.readyState === 'complete'"
+    browser.open(results / "index.html", width=390, theme="dark", ready=loaded)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    column = (
+        "[...document.querySelectorAll('table')[0].tBodies[0].rows].map((row) => parseFloat(row.cells[1].innerText))"
+    )
+    browser.run("document.querySelector('table th.sorts').click()")
+    assert (largest := browser.run(column)) == sorted(largest, reverse=True)
+    browser.run("document.querySelector('table th.sorts').click()")
+    assert browser.run(column) == largest[::-1]
+    browser.open(results / "table1" / "index.html", ready=loaded)
+    shown = "[...document.querySelectorAll('table')[0].rows[0].cells].filter((cell) => !cell.hidden).length"
+    assert browser.run(shown) == 6
+    browser.run("document.querySelector('.fold').click()")
+    assert browser.run(shown) > 6
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
 def test_the_citation_names_this_version() -> None:

@@ -56,6 +56,11 @@ def gap(x: Any) -> Any:
         ({"rouns": 3}, r"'rouns' names no section.*did you mean train\.rounds"),
         ({"run": {"device": "cuda"}}, "torch finds none on this machine: set run.device to auto or cpu"),
         ({"clients": {"budget": {"05": 0.3, "50": 0.3, "default": 1.0}}}, "a budget for '50', which is no client"),
+        ({"data": (np.array([["a", "b"]] * 90), Y), "owner": WHO}, "inputs are numbers, got values of type <U1"),
+        ({"data": ([[1, 2], [3]] * 45, Y), "owner": WHO}, "inputs must be equally long, one row per sample"),
+        ({"data": (X, Y), "owner": [None, *WHO[1:]]}, "a sample has no owner"),
+        ({"data": (X, Y)}, r"who owns which sample\? Give owner=\[one name per row\]"),
+        ({"task": {"loss": nn.functional.mse_loss}}, "task.loss is a text.*FILE.py:mse_loss"),
         ({"clients": {"budget": 0.0001}}, r"smallest feasible .* in a recipe algorithm\.smallest"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -112,6 +117,21 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: pyt
             told = CliRunner().invoke(app, words)
         assert told.exit_code == 1, words
         assert message in told.stderr, words
+
+
+@pytest.mark.filterwarnings("ignore:train.correction")
+def test_what_is_no_recipe_or_list_is_said() -> None:
+    federation = data.from_arrays(X, Y, owners=WHO)
+    with pytest.raises(ValueError, match=r"got Federation: data goes to data=…, a model to model=…"):
+        pfedgate.run(federation)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"callbacks=\[function\]"):
+        pfedgate.run(callbacks=print)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"model is called without arguments .*: give lambda: Net"):
+        pfedgate.run(data=federation, model=lambda width: nn.Linear(6, width))
+    result = pfedgate.run(data=(X, X[:, 0]), owner=WHO, task="regression", algorithm="fedavg", train={"rounds": 1})
+    assert result.metric.name == "mae"
+    with pytest.raises(ValueError, match=r"the client's are \(n, 6\) and float32, one row per sample"):
+        result.clients["ann"].predict(X[:, :3])
 
 
 def test_a_misspelt_command_is_corrected_once() -> None:

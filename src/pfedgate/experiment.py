@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -130,6 +131,8 @@ def run(
     >>> len(result.history), result.summary["clients"]
     (2, 4)
     """
+    if callable(callbacks):
+        raise TypeError("callbacks is a list of functions: callbacks=[function]")
     given, sections = objects(sections)
     resolved = recipe_of(recipe, sections, **given)
     if out is not None:
@@ -340,7 +343,8 @@ def objects(sections: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     if (named := of_name(value, owner, label)) is not None:
         rest["data"] = named
     elif value is not None and not isinstance(value, str) and (columns or not isinstance(value, Mapping)):
-        task = (rest.get("task") or {}).get("kind")
+        goal = rest.get("task") or {}
+        task = goal if isinstance(goal, str) else goal.get("kind")
         options = {} if task is None or hasattr(value, "part") else {"task": task}
         given["data"] = adopt(rest.pop("data"), owner=owner, label=label, **options)
     elif owner is not None or label is not None:
@@ -378,6 +382,14 @@ def _factory(model: Any) -> Callable[[], nn.Module]:
         return functools.partial(copy.deepcopy, model)
     if not callable(model):
         raise TypeError(f"model is a name, a torch module or a function that makes one, got {type(model).__name__}")
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"model is called without arguments ({error}): give lambda: Net(…) with them, or a module"
+        ) from None
+    except ValueError:  # a built-in says nothing of its arguments
+        pass
     factory: Callable[[], nn.Module] = model
     return factory
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.compare import check_sliced, gated_pair
+from tests.support.zoo import build
 from torch import Tensor, nn
 
 import pfedgate
 from pfedgate import Budget
+from pfedgate.gating.slicing import trace
 from pfedgate.gating.slicing.rules.operations import aligned
 
 WIDTH, HEADS, STEPS = 32, 4, 6
@@ -208,6 +210,70 @@ def test_only_chosen_modules_are_gated_and_the_budget_is_of_the_whole_model() ->
         assert gated.plan.costs.smallest()["params"] > 0.5 * gated.plan.size
     with pytest.warns(UserWarning, match=r"no units were found that can be skipped in modules '\*\.mlp'"):
         pfedgate.gate(model, x, 0.9, modules="*.mlp", gate=SMALL)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "norms", "squeeze_excite", "attention", "residual", "gru_both_ways"])
+def test_what_fx_follows_is_as_exact_when_it_is_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault: a rule that knows modules and not what they do."""
+
+    def never(*given: Any) -> None:
+        raise trace.Untraceable("not now")
+
+    monkeypatch.setattr(trace, "_follow", never)
+    model, x = build(name)
+    x = x.double() if x.is_floating_point() else x
+    sliced, masked = gated_pair(model.double(), x, Budget(params=0.9))
+    for training in (True, False):
+        for gated in (sliced, masked):
+            gated.train(training)
+        check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)
+    sliced.verify(x)
+
+
+def test_products_of_matrices_that_are_not_cut_count_in_full() -> None:
+    """A fault: what has a rule is taken for cheap, also where the rule does not apply."""
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.a(x))
+            return self.b(torch.matmul(h, h.transpose(1, 2)) @ h)
+
+    gated = pfedgate.gate(Scores(), torch.randn(3, STEPS, 16), Budget(params=0.5), gate=SMALL, execution="sliced")
+    places = [one.place for one in gated.plan.network.operations]  # type: ignore[union-attr]
+    assert places == ["a", "matmul (matmul)", "matmul (matmul_1)", "b"]
+    gated.verify(torch.randn(3, STEPS, 16))
+
+
+def test_paths_that_are_dropped_at_random_in_training_are_followed() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.up, self.down, self.head = (
+                nn.Linear(16, 32), nn.Linear(32, 48), nn.Linear(48, 32), nn.Linear(32, 4),
+            )  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            y = self.down(F.gelu(self.up(x)))
+            if self.training:
+                kept = y.new_empty(y.shape[0], 1).bernoulli_(0.8)
+                kept.div_(0.8)
+                y = y * kept
+            return self.head(x + y)
+
+    model, x = Block().double(), torch.randn(6, 16).double()
+    sliced, masked = gated_pair(model, x, Budget(params=0.5))
+    for training in (True, False):
+        results = []
+        for gated in (sliced, masked):
+            torch.manual_seed(3)
+            results.append(gated.train(training)(x))
+        assert torch.allclose(*results, atol=1e-12)
+    assert sliced.execution == "sliced"
 
 
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:

@@ -68,7 +68,7 @@ def test_pooling_is_as_fine_as_the_share_allows() -> None:
         cells[size] = gate.reader.cells[0]
         assert gate.size <= 0.063 * size
     assert cells == {50_000: 4, 30_000: 3, 15_000: 2, 6_000: 1}
-    with pytest.warns(UserWarning, match="use fewer blocks, a smaller pool"):
+    with pytest.warns(UserWarning, match="use fewer blocks"):
         assert Gate(torch.zeros(1, 3, 32, 32), 25, model_size=1000).reader.cells == (1, 1)
 
 

@@ -84,12 +84,20 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     # -- what a test does
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, theme: str = "light") -> None:
+    def open(
+        self,
+        path: Path,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        theme: str = "light",
+        ready: str = "document.documentElement?.dataset.ready === 'true'",
+    ) -> None:
         self.console.clear()
         self.requests.clear()
         self.resize(width, height, theme)
         self._ask("Page.navigate", {"url": path.resolve().as_uri()})
-        self.wait("document.documentElement?.dataset.ready === 'true'")
+        self.wait(ready)
 
     def resize(self, width: int, height: int, theme: str) -> None:
         phone = width < 600

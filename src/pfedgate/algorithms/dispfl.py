@@ -188,7 +188,7 @@ def erk(shapes: Sequence[Sequence[int]], density: float) -> list[float]:
     """Densities of layers whose mean over all entries is `density`: small and thin layers keep more (Evci et al. 2020).
 
     >>> [round(share, 3) for share in erk([(100, 100), (10, 100), (10,)], 0.1)]
-    [0.063, 0.346, 1.0]
+    [0.07, 0.387, 1.0]
     """
     sizes = [math.prod(shape) for shape in shapes]
     raw = [sum(shape) / size for shape, size in zip(shapes, sizes, strict=True)]

@@ -308,6 +308,11 @@ def read(path: str | Path) -> Layer:
 def _spread(layer: Layer) -> Tables:
     """A layer as sections: dotted keys unfolded, a plain text for a named section taken as the name."""
     tables: Tables = {}
+    if not isinstance(layer, Mapping):
+        raise RecipeError(
+            f"a recipe is the path of a TOML file or a mapping of sections, got {type(layer).__name__}: data goes to "
+            "data=…, a model to model=…"
+        )
     for key, value in layer.items():
         section, _, name = str(key).partition(".")
         if section not in (*SECTIONS, "tuned"):
@@ -315,8 +320,8 @@ def _spread(layer: Layer) -> Tables:
             raise RecipeError(hint or unknown("section", section, SECTIONS))
         if name:
             value = {name: value}
-        elif section in NAMED and isinstance(value, str):
-            value = {"name": value}
+        elif isinstance(value, str) and (section in NAMED or section == "task"):
+            value = {"kind" if section == "task" else "name": value}
         if not isinstance(value, Mapping):
             raise RecipeError(f"[{section}] is a section: give it a table of settings, got {value!r}")
         tables.setdefault(section, {}).update(value)
@@ -411,6 +416,11 @@ def _settle(given: Mapping[str, Any], options: Mapping[str, Option], section: st
                 places = " or ".join(f"[{home}]" for home in sorted(homes))
                 raise RecipeError(f"[{section}] has no key {key!r}: it belongs in {places}")
             raise RecipeError(f"[{section}] {unknown('key', key, options)}")
+        if callable(value) and options[key].type is not Any:
+            raise RecipeError(
+                f"{section}.{key} is a text, so that the run can be repeated: put the function into a file and name "
+                f'it, "FILE.py:{getattr(value, "__name__", "function")}"'
+            )
         values[key] = toml.convert(value, options[key].type, f"{section}.{key}")
         if key == "budget":
             values[key] = _budget(values[key])

@@ -49,6 +49,8 @@ def adopt(data: Any, *, owner: Any = None, label: str | None = None, **options: 
     if isinstance(owner, str):
         raise ValueError(f"owner={owner!r} names a column, which {type(data).__name__} has not: give one owner per row")
     if isinstance(data, tuple) and len(data) == 2:
+        if owner is None and "partition" not in options:
+            raise ValueError("who owns which sample? Give owner=[one name per row]")
         return from_arrays(*data, owners=owner, **options)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         if owner is None:

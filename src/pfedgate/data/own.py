@@ -91,6 +91,8 @@ def from_arrays(
         )
     if owners is not None and len(owners) != len(rows):
         raise ValueError(f"{len(rows)} inputs but {len(owners)} owners: give one owner per row")
+    if owners is not None and any(owner is None or owner != owner for owner in owners):
+        raise ValueError("a sample has no owner (None or not a number): name one for every row, or leave it out")
     if owners is None and sharing.partition is None:
         raise ValueError(
             "who owns which sample? Give owners=[one name per row], or partition='dirichlet' (iid, "
@@ -241,7 +243,12 @@ def _measured(federation: Federation) -> Normalise:
 
 def _inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows, bool]:
     """Rows in the layout of the pool, and whether they are images."""
-    rows = Rows.open(x) if isinstance(x, (str, Path)) else Rows(x.detach().cpu() if isinstance(x, Tensor) else x)
+    if isinstance(x, (str, Path)):
+        if not Path(x).expanduser().is_file():
+            raise FileNotFoundError(f"no file {x}: inputs are an array or the path of a .npy file")
+        rows = Rows.open(Path(x).expanduser())
+    else:
+        rows = Rows(x.detach().cpu() if isinstance(x, Tensor) else _numeric(x))
     data = rows.tensor
     if data.dtype is torch.float64:
         data = data.float()
@@ -266,6 +273,17 @@ def _inputs(x: Array | Tensor | str | Path, channels: str | None) -> tuple[Rows,
     if channels == "first":
         data = data.permute(0, 2, 3, 1).contiguous()
     return (rows if data is rows.tensor else Rows(data)), True
+
+
+def _numeric(x: Any) -> Array:
+    """Inputs as an array of real numbers."""
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise ValueError(f"inputs must be equally long, one row per sample: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"inputs are numbers, got values of type {array.dtype}, such as {array.flat[0]!r}")
+    return array
 
 
 def _labels(y: Array | Tensor | Sequence[Any], task: str | None) -> tuple[Array, tuple[str, ...] | None, str]:

@@ -94,6 +94,12 @@ class Client:
         """
         plan = self.result.plan()
         raw = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+        own = plan.federation.part(self.id, "train").x
+        if raw.shape[1:] != own.shape[1:] or raw.is_floating_point() != own.is_floating_point():
+            raise ValueError(
+                f"inputs of shape {tuple(raw.shape)} and type {str(raw.dtype)[6:]}: the client's are "
+                f"{('n', *own.shape[1:])} and {str(own.dtype)[6:]}, one row per sample".replace("'n'", "n")
+            )
         output: Tensor = self.model()(plan.federation.prepare(raw))
         kind = plan.algorithm.task.kind
         if kind == "regression":

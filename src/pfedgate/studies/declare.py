@@ -164,6 +164,7 @@ class Scale:
     worlds: Mapping[str, World]
     settings: Settings
     usual: tuple[str, ...]  # worlds taken unless others are asked for
+    asked: tuple[str, ...] = ()  # worlds taken only where they are asked for
     seeds: int = 1  # that repeated studies get
     within: float | None = None  # rows are repeated that are within so much of the best on validation; None: all
     trials: int = 0  # of the search that every row's settings come from; 0: none, the recipes' own are taken
@@ -187,7 +188,7 @@ TINY = Scale(
             clients=4,
             shape=(1, 8, 8),
         ),
-        "cifar10": World(  # only where it is asked for
+        "cifar10": World(
             "CIFAR-10, 20 clients, 4,000 images", "cifar10-quick.toml",
             {"data.name": "cifar10", "data.clients": 20, "data.samples": 4000, "train.batch": 32}, "digits", "digits",
             4_000, 20,
@@ -195,6 +196,7 @@ TINY = Scale(
     },
     {"train.rounds": 2, "evaluate.every": 1},
     ("digits",),
+    asked=("cifar10",),  # every machine has the data of the others
     seeds=2,
     within=0.0,
     batches=(8, 16),
@@ -310,7 +312,8 @@ def columns_of(study: Study, scale: Scale, worlds: Sequence[str] = ()) -> list[t
     for name in worlds:
         if name not in scale.worlds:
             raise ValueError(f"scale {scale.name}: {unknown('data', name, scale.worlds)}")
-    names = list(worlds or [name for name in study.worlds if name in scale.worlds] or scale.usual)
+    own = [name for name in study.worlds if name in scale.worlds and name not in scale.asked]
+    names = list(worlds or own or scale.usual)
     columns = [(column, scale.worlds[column.data]) for column in study.columns if column.data in names]
     if columns or not study.columns:
         return columns

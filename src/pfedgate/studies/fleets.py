@@ -33,7 +33,11 @@ DENSE = (
     Row("FedRep, waits for all", "fedrep", CORRECTED),
     Row("FedDBE, waits for all", "feddbe", CORRECTED),
 )
-SPARSE = (sparse("HeteroFL", "heterofl", **{"algorithm.level": "none"}),)
+SPARSE = (
+    sparse("HeteroFL", "heterofl", **{"algorithm.level": "none"}),
+    sparse("FedRolex", "fedrolex"),
+    sparse("FjORD", "fjord"),
+)
 GATE = sparse("pFedGate", "pfedgate", **{"algorithm.resources": "all"})
 ASYNC = replace(GATE, name=f"{GATE.name}, asynchronous", settings={**GATE.settings, "fleet.policy": "asynchronous"})
 

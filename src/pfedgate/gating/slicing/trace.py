@@ -202,7 +202,9 @@ def _check_writes(graph: fx.Graph, program: dict[str, Rule], analysis: Analysis)
             if copied and any(order[user] > order[node] for user in source.users if user is not reader):
                 raise Untraceable(f"{describe(node)} writes in place into a tensor that is read again later")
             rule = program[source.name]
-            aliases = rule.view or isinstance(rule, Restore) or _writes_in_place(source, analysis)
+            name = str(getattr(source.target, "__name__", source.target)).partition(".")[0]
+            fresh = name.startswith("new_") or name.endswith("_like")  # only the shape is taken over
+            aliases = not fresh and (rule.view or isinstance(rule, Restore) or _writes_in_place(source, analysis))
             if source.op in ("placeholder", "get_attr") or not aliases or not isinstance(source.args[0], fx.Node):
                 break
             reader, source = source, source.args[0]

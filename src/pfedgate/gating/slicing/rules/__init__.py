@@ -21,7 +21,7 @@ from pfedgate.gating.slicing.functional import SIGNATURES, arguments, is_weight
 from pfedgate.gating.slicing.rules import operations as op
 from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
 from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule, RMSNormRule
-from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule
+from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule, attention_flops
 from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ LAYER_FUNCTIONS: dict[Any, Maker] = {
     F.embedding: EmbeddingRule,
 }
 _FUNCTIONS: dict[Any, Maker] = {
-    **dict.fromkeys((torch.matmul, torch.bmm), op.BatchProduct),
+    **dict.fromkeys((torch.matmul, torch.bmm, operator.matmul), op.BatchProduct),
     **dict.fromkeys(CONSTANT_FUNCTIONS, op.Elementwise),
     **dict.fromkeys((torch.softmax, F.softmax), op.Softmax),
     F.scaled_dot_product_attention: HeadsRule,
@@ -126,6 +126,8 @@ CHEAP = {
 
 def _is_cheap(node: fx.Node) -> bool:
     """Whether a node without parameters of its own needs no FLOPs worth counting."""
+    if node.target in SIGNATURES or _FUNCTIONS.get(node.target, _METHODS.get(str(node.target))) is op.BatchProduct:
+        return False
     ruled = node.target in _FUNCTIONS or node.target in POOL_FUNCTIONS or str(node.target) in _METHODS
     return node.op == "call_module" or ruled or getattr(node.target, "__name__", str(node.target)) in CHEAP
 
@@ -195,7 +197,9 @@ class Restore(op.AsWritten):
             analysis.notes.append((place, f"kept whole: {reason}"))
         elif any(flat(analysis.layout(source)) for source in node.all_input_nodes):
             analysis.note(node, reason)
-        if (own or not _is_cheap(node)) and (flops := analysis.count(node)):
+        if node.target is F.scaled_dot_product_attention:
+            analysis.operation(place, attention_flops(node, analysis), dense(1), dense(1))
+        elif (own or not _is_cheap(node)) and (flops := analysis.count(node)):
             analysis.operation(place, flops, dense(1), dense(1))
 
 

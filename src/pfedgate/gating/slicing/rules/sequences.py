@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,6 +82,12 @@ class AttentionRule(Rule):
         return (y if module.batch_first else y.transpose(0, 1)), None
 
 
+def attention_flops(node: fx.Node, analysis: Analysis) -> float:
+    """FLOPs of scores and of what they weigh; torch counts them in some of its kernels, and chooses one at run time."""
+    given = {**dict(zip(("query", "key"), node.args, strict=False)), **node.kwargs}
+    return 4.0 * math.prod(analysis.shape(given["query"])) * analysis.shape(given["key"])[-2]
+
+
 class HeadsRule(Rule):
     """Attention of queries, keys and values that are given by heads; fewer keys and values than queries may serve."""
 
@@ -124,8 +131,7 @@ class HeadsRule(Rule):
 
     @staticmethod
     def _cost(node: fx.Node, analysis: Analysis, heads: Segments) -> None:
-        if flops := analysis.count(node):
-            analysis.operation(describe(node), flops, heads, dense(1))
+        analysis.operation(describe(node), attention_flops(node, analysis), heads, dense(1))
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.mask is not None:
