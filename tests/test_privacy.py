@@ -63,11 +63,13 @@ REFUSED = {
 
 
 def refused(name: str) -> bool:
+    algorithm = example(name)
     try:
-        possible(example(name), replace(OPTIONS, privacy=REPEATABLE))
+        possible(algorithm, replace(OPTIONS, privacy=REPEATABLE))
+        NoisyMean(algorithm, algorithm.init_server(0), REPEATABLE, 1.0, b"key", 0)
     except ValueError:
         return True
-    return name in REFUSED
+    return False
 
 
 POSSIBLE = [name for name in ALGORITHMS if not refused(name)]
@@ -345,6 +347,11 @@ def test_other_combinations_are_refused_with_the_reason() -> None:
         (replace(options, fleet=pace), algorithm, "asynchronous.*take synchronous"),
         (replace(options, agg_norm="all"), algorithm, "leave out clients.agg_norm"),
         (options, replace(algorithm, task=plateau), "validation scores"),
+        (
+            replace(options, stop_after=3),
+            algorithm,
+            "stop_after: training would follow validation scores",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             possible(method, other)

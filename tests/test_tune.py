@@ -200,6 +200,13 @@ def test_another_search_in_the_folder_is_refused(tmp_path: Path) -> None:
         search(tmp_path / "grid", 2, search="grid")
 
 
+def test_one_search_at_a_time_in_a_folder(tmp_path: Path) -> None:
+    from pfedgate.engine.checkpoint import FolderBusy, alone
+
+    with alone(tmp_path / "fedavg"), pytest.raises(FolderBusy, match="another process is training in"):
+        tune("fedavg", {"data": "digits"}, trials=1, rounds=1, out=tmp_path)
+
+
 def test_the_same_data_elsewhere_is_the_same_search(tmp_path: Path) -> None:
     def at(place: str, **more: Any) -> Search:
         data = {"name": "cifar10", "data_dir": str(tmp_path / place), "cache_dir": str(tmp_path / place), **more}

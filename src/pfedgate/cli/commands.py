@@ -362,6 +362,9 @@ def learnt(run: Run) -> Text:
     if summary.get("density") is not None:
         costs.insert(0, f"{percent(summary['density'])} of the model used")
     lines.append(Text("cost: " + ", ".join(costs) + f", peak memory {size(summary['resident_bytes'])}"))
+    if "epsilon" in summary:
+        spent = "not private, as there is no noise" if summary["epsilon"] is None else f"ε = {summary['epsilon']:.3g}"
+        lines.append(Text(f"privacy of each {recipe.privacy.level}: {spent} at δ = {summary['delta']:g}"))
     if summary.get("stopped_after"):
         lines.append(Text(f"stopped early: {summary['stopped_after']} evaluations brought nothing better"))
     if summary.get("refused"):

@@ -1,7 +1,7 @@
 """Merging when some clients may be crooked: what one of them can do to the server is bounded.
 
     robust = "guard"       the mean; an update ten times as far from the server as is usual in its round is shortened
-    robust = "clip"        the mean; beyond 2.5 times as far shortened, beyond 4 times left out
+    robust = "clip"        the mean; beyond 3 times as far shortened, beyond 6 times left out
     robust = "median"      the median of every entry (Yin et al. 2018)
     robust = "trimmed"     the mean of every entry without the largest and smallest share (Yin et al. 2018)
     robust = "geometric"   the geometric median by smoothed Weiszfeld steps (RFA, Pillutla et al. 2022)
@@ -40,7 +40,7 @@ HELD = 32  # updates that "guard" and "clip" look at before the first is merged;
 STEPS = 10  # of Weiszfeld
 # Times the median that an update's distance may be, from where on it is left out, and what its weight may be. Honest
 # clients are within 3.9 times in all runs of tests/golden.
-LIMITS = {"guard": (10.0, math.inf, 100.0), "clip": (2.5, 4.0, 10.0)}
+LIMITS = {"guard": (10.0, math.inf, 100.0), "clip": (3.0, 6.0, 10.0)}
 
 
 def robust(rule: ServerOptim, merger: Merger) -> Merger:

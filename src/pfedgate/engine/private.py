@@ -34,6 +34,11 @@ def possible(algorithm: Algorithm, options: Options) -> None:
         return
     name, task = algorithm.name or type(algorithm).__name__, algorithm.task
     what = f"privacy.level={options.privacy.level!r}"
+    followed = {"train.schedule='plateau'": task.schedule.name == "plateau", "train.stop_after": options.stop_after}
+    for setting in (name for name, used in followed.items() if used):
+        raise ValueError(
+            f"{what} is not possible with {setting}: training would follow validation scores, which get no noise"
+        )
     if options.privacy.level == "sample":
         if not vars(type(algorithm)).get("by_samples"):
             raise ValueError(
@@ -73,11 +78,6 @@ def possible(algorithm: Algorithm, options: Options) -> None:
         )
     if options.agg_norm == "all":
         raise ValueError(f"{what} divides by a fixed number of clients already: leave out clients.agg_norm='all'")
-    if algorithm.task.schedule.name == "plateau":
-        raise ValueError(
-            f"{what} is not possible with train.schedule='plateau': the rate would follow clients' validation scores, "
-            "which get no noise"
-        )
 
 
 class Guard:
