@@ -390,7 +390,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     machine = f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread"
     lines += [
         f"Printed by `python benchmarks/zoo.py --table` ({machine}, seed 0).",
-        "Transformers are small configurations, others are as their libraries build them, on images of 64 or 96 pixels where they take them.",
+        "Transformers are small configurations, others are as their libraries build them,",
+        "on images of 64 or 96 pixels where they take them.",
         "Each row was measured alone, most with `--quick`, which times nothing.",
         "",
     ]
