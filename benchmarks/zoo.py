@@ -239,7 +239,7 @@ def build(architecture: str) -> tuple[nn.Module, Tensor]:
         import timm
 
         model = timm.create_model(TIMM[name], num_classes=CLASSES)
-        for size in ((3, 96, 96), model.default_cfg["input_size"]):  # the smaller one where the model takes it
+        for size in ((3, 64, 64), model.default_cfg["input_size"]):  # the smaller one where the model takes it
             x = torch.randn(2, *size)
             try:
                 model.eval()(x)
@@ -388,7 +388,13 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "",
     ]
     machine = f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread"
-    lines += [f"Printed by `python benchmarks/zoo.py --table` ({machine}, a shared machine, seed 0).", ""]
+    lines += [
+        f"Printed by `python benchmarks/zoo.py --table` ({machine}, seed 0).",
+        "Transformers are small configurations, others are as their libraries build them,",
+        "on images of 64 or 96 pixels where they take them.",
+        "Each row was measured alone, most with `--quick`, which times nothing.",
+        "",
+    ]
     for library in ("transformers", "timm", "torchvision", "pytorchcv", "torch"):
         own = {name: row for name, row in rows.items() if name.startswith(f"{library}/")}
         if not own:

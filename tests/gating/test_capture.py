@@ -276,6 +276,31 @@ def test_paths_that_are_dropped_at_random_in_training_are_followed() -> None:
     assert sliced.execution == "sliced"
 
 
+def test_shuffled_channels_are_followed() -> None:
+    """A fault: parts of an axis that holds two positions of each unit are taken for as many units."""
+
+    class Shuffle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Conv2d(3, 12, 3), nn.Conv2d(3, 12, 3)
+            self.deep, self.head = nn.Conv2d(12, 12, 1), nn.Linear(24, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.cat([F.relu(self.left(x)), F.relu(self.right(x))], 1)
+            n, _, h, w = x.shape
+            x = x.view(n, 2, 12, h, w).transpose(1, 2).contiguous().view(n, -1, h, w)
+            a, b = x.chunk(2, 1)
+            return self.head(torch.cat([a, F.relu(self.deep(b))], 1).mean((2, 3)))
+
+    model, x = Shuffle().double(), torch.randn(3, 3, 8, 8).double()
+    sliced, masked = gated_pair(model, x, Budget(params=0.6))
+    for share in (0.9, 0.6):
+        for gated in (sliced, masked):
+            gated.rebudget(Budget(params=share))
+        check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)
+    sliced.verify(x)
+
+
 def test_axes_of_a_reshape_are_matched_by_what_they_hold() -> None:
     assert aligned((3, 6, 32), (3, 6, 4, 8), 2) == ([2], [2, 3])
     assert aligned((18, 32), (3, 6, 32), 1) == ([1], [2])

@@ -71,6 +71,7 @@ class Analysis:
         self.notes: list[tuple[str, str]] = []
         self.clashes: set[tuple[str, str]] = set()
         self._written: dict[tuple[str, str], int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._float = next((p.element_size() for p in model.parameters()), 4)
 
@@ -116,6 +117,7 @@ class Analysis:
     def units(self, count: int, kind: str, place: str) -> Segments:
         """New units written by `place`, or an axis that is always full when this splitter does not cut them."""
         segments: list[Segment] = []
+        self._counts[kind, place] = count
         lengths = self.wishes.parts.get((kind, place), (count,))
         for i, size in enumerate(lengths):
             key = (kind, place if len(lengths) == 1 else f"{place}[{i}]")
@@ -135,8 +137,10 @@ class Analysis:
         for key in [key for key, space in self._written.items() if self.spaces.find(space) in roots]:
             if units:
                 self.wishes.units[key] = min(units, self.wishes.units.get(key, units))
-            elif "[" not in key[1]:
-                self.wishes.parts.setdefault(key, parts)
+            elif "[" not in key[1] and not any(part * self._counts[key] % sum(parts) for part in parts):
+                # The axis may hold several positions of each unit.
+                own = tuple(part * self._counts[key] // sum(parts) for part in parts)
+                self.wishes.parts.setdefault(key, own)
 
     # -- what rules note
     def claim(self, tensor: Tensor | None, axes: dict[int, Segments], reads: int | None = None) -> None:
