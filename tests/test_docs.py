@@ -109,7 +109,7 @@ def test_the_glossary_explains_every_noun_once() -> None:
         hooks["glossary"]("core.types: Crad")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=name)
 def test_prose_is_wrapped(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if len(line) > 120 and not line.lstrip().startswith(("|", "<", "!", "-"))]
