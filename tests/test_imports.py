@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -185,3 +186,11 @@ def test_the_public_face_lists_and_finds_its_names() -> None:
     assert all(getattr(pfedgate, name) is not None for name in pfedgate.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'gates'"):
         pfedgate.gates  # noqa: B018
+
+
+def test_every_class_variable_has_a_type() -> None:
+    # On Python 3.10 typing.get_type_hints raises for a plain ClassVar.
+    plain = [
+        str(path) for path in ROOT.rglob("*.py") if re.search(r": ClassVar\s*(=|$)", path.read_text("utf-8"), re.M)
+    ]
+    assert plain == []

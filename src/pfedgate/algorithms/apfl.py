@@ -46,7 +46,10 @@ class APFL(PrivateModel):
 
     paper = "Deng et al. 2020, Adaptive Personalized Federated Learning"
     keeps = "a whole model of its own and its share in the mixture"
-    grid: ClassVar = {"alpha": (0.25, 0.5, 0.75), "own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "alpha": (0.25, 0.5, 0.75),
+        "own_lr": (None, 0.003, 0.01, 0.03, 0.1),
+    }
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

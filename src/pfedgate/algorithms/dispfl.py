@@ -50,7 +50,7 @@ class DisPFL(Algorithm):
     shares = "the entries under the mask"
     keeps = "a mask over single entries"
     budgeted = True
-    grid: ClassVar = {"anneal": (0.0, 0.3, 0.5)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"anneal": (0.0, 0.3, 0.5)}
 
     def __post_init__(self) -> None:
         if not 0 <= self.anneal <= 1:

@@ -34,7 +34,10 @@ class Ditto(PrivateModel):
 
     paper = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
     keeps = "a whole model of its own"
-    grid: ClassVar = {"lam": (0.05, 0.1, 0.5, 0.8), "personal_lr": (None, 0.003, 0.01, 0.03, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "lam": (0.05, 0.1, 0.5, 0.8),
+        "personal_lr": (None, 0.003, 0.01, 0.03, 0.1),
+    }
 
     def __post_init__(self) -> None:
         if self.lam < 0:

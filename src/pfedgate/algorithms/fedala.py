@@ -46,7 +46,11 @@ class FedALA(Algorithm):
 
     paper = "Zhang et al. 2023, FedALA: Adaptive Local Aggregation for Personalized FL"
     keeps = "upper layers of its last model (sent, too) and weights of the mixture"
-    grid: ClassVar = {"layers": (1, 2, 3), "share": (0.05, 0.2, 0.5, 0.8, 1.0), "eta": (0.1, 1.0, 10.0)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "layers": (1, 2, 3),
+        "share": (0.05, 0.2, 0.5, 0.8, 1.0),
+        "eta": (0.1, 1.0, 10.0),
+    }
 
     def __post_init__(self) -> None:
         if self.layers < 1 or not 0 < self.share <= 1 or self.eta < 0:

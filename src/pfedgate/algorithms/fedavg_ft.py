@@ -29,7 +29,7 @@ class FedAvgFT(FedAvg):
 
     paper = "McMahan et al. 2017, with local fine-tuning before prediction"
     tunes = True
-    grid: ClassVar = {"tune_lr": (0.003, 0.01, 0.03, 0.05), "tune_epochs": (1, 3)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"tune_lr": (0.003, 0.01, 0.03, 0.05), "tune_epochs": (1, 3)}
 
     def own_epochs(self, got: State, private: State, local: Local) -> tuple[State, State, float]:
         """Fine-tuning at the rate of these epochs; `personalise` leaves it at that."""

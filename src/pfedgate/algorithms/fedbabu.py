@@ -40,7 +40,11 @@ class FedBABU(Algorithm):
     shares = "the body"
     keeps = "nothing (the initial head)"
     tunes = True
-    grid: ClassVar = {"tune_epochs": (1, 3, 5), "tune_lr": (None, 0.003, 0.01, 0.03, 0.05), "tune_part": TUNED}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "tune_epochs": (1, 3, 5),
+        "tune_lr": (None, 0.003, 0.01, 0.03, 0.05),
+        "tune_part": TUNED,
+    }
 
     def __post_init__(self) -> None:
         if self.tune_part not in TUNED:

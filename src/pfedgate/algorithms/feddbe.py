@@ -40,7 +40,10 @@ class FedDBE(parts.PrivatePart):
     shares = "the whole model (and once a mean of features)"
     keeps = "a mean of features"
     kinds = ("classification", "multilabel", "regression", "language")  # it needs a linear head
-    grid: ClassVar = {"kappa": (0.1, 1.0, 5.0, 10.0, 50.0, 100.0), "momentum": (0.1, 0.5, 1.0)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "kappa": (0.1, 1.0, 5.0, 10.0, 50.0, 100.0),
+        "momentum": (0.1, 0.5, 1.0),
+    }
 
     def __post_init__(self) -> None:
         if self.kappa < 0 or not 0 < self.momentum <= 1:

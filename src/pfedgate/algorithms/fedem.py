@@ -55,7 +55,7 @@ class FedEM(Algorithm):
     shares = "M whole models"
     keeps = "M mixture weights"
     adds = True
-    grid: ClassVar = {"components": (3,)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"components": (3,)}
     kinds = ("classification", "language")  # it mixes probabilities of classes
 
     def __post_init__(self) -> None:

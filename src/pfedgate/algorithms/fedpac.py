@@ -52,7 +52,7 @@ class FedPAC(Algorithm):
     apart = "its clients send statistics of their data beside the body"
     shares = "the body, class means of features, and a head mixed for each client"
     kinds = ("classification",)  # it has class means
-    grid: ClassVar = {"lam": (0.1, 0.5, 1.0, 5.0), "head_lr": (None, 0.03, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"lam": (0.1, 0.5, 1.0, 5.0), "head_lr": (None, 0.03, 0.1)}
 
     def __post_init__(self) -> None:
         if self.lam < 0:

@@ -29,7 +29,7 @@ class FedPer(parts.PrivatePart):
     by_samples = True
     shares = "the body"
     keeps = "the head"
-    grid: ClassVar = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
 
     @property
     def own(self) -> parts.Part:

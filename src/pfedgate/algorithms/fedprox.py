@@ -27,7 +27,7 @@ class FedProx(Algorithm):
 
     paper = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
     by_samples = True
-    grid: ClassVar = {"mu": (0.01, 0.05, 0.1, 0.5, 1.0)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"mu": (0.01, 0.05, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:
         if self.mu < 0:

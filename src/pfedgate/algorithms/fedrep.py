@@ -36,7 +36,7 @@ class FedRep(parts.PrivatePart):
     paper = "Collins et al. 2021, Exploiting Shared Representations for Personalized FL"
     shares = "the body"
     keeps = "the head"
-    grid: ClassVar = {"own_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"own_lr": (0.005, 0.01, 0.05, 0.1, 0.5)}
 
     @property
     def own(self) -> parts.Part:

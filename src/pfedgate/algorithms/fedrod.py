@@ -35,7 +35,7 @@ class FedRoD(parts.PrivatePart):
     paper = "Chen and Chao 2022, On Bridging Generic and Personalized Federated Learning"
     keeps = "a second head"
     kinds = ("classification",)  # it counts classes
-    grid: ClassVar = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
 
     @property
     def whole(self) -> Task:

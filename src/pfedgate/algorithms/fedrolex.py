@@ -34,7 +34,7 @@ class FedRolex(HeteroFL):
 
     paper = "Alam et al. 2022, FedRolex: Model-Heterogeneous FL with Rolling Sub-Model Extraction"
     shares = "a window of units of every layer, as many as the budget allows; it rolls on every round"
-    grid: ClassVar = {"label_mask": ("none", "train")}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"label_mask": ("none", "train")}
 
     def part(self, card: Card, sent: State) -> Narrow:
         """The client's window in the round of this State."""

@@ -37,7 +37,7 @@ class FjORD(NarrowClients):
 
     paper = "Horváth et al. 2021, FjORD: Fair and Accurate FL with Ordered Dropout"
     shares = "the first units of every layer, as many as the budget allows"
-    grid: ClassVar = {"distil": (False, True)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"distil": (False, True)}
 
     def __post_init__(self) -> None:
         if not all(0 < width <= 1 for width in self.widths):

@@ -42,7 +42,7 @@ class GPFL(parts.PrivatePart):
     shares = "the body, class embeddings and a conditional valve"
     keeps = "the head and the frequencies of its labels"
     kinds = ("classification",)  # it embeds classes
-    grid: ClassVar = {"lam": (0.0001, 0.001, 0.01, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"lam": (0.0001, 0.001, 0.01, 0.1)}
 
     def __post_init__(self) -> None:
         if self.lam < 0:

@@ -38,7 +38,7 @@ class IFCA(Algorithm):
     paper = "Ghosh et al. 2020, An Efficient Framework for Clustered Federated Learning"
     shares = "a model per cluster down, one of them up"
     keeps = "the number of its cluster"
-    grid: ClassVar = {"clusters": (2, 3, 4), "share": (False, True)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"clusters": (2, 3, 4), "share": (False, True)}
 
     def __post_init__(self) -> None:
         if self.clusters < 1:

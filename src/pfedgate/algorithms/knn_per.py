@@ -41,7 +41,10 @@ class KNNPer(FedAvg):
     paper = "Marfoq et al. 2022, Personalized Federated Learning through Local Memorization"
     keeps = "features of its training data (made anew when needed)"
     adds = True  # to the model's share: neighbours have the client's frequencies already
-    grid: ClassVar = {"k": (5, 7, 10), "scale": (0.1, 1.0, 10.0)}  # each client chooses lam for itself
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "k": (5, 7, 10),
+        "scale": (0.1, 1.0, 10.0),
+    }  # each client chooses lam for itself
     kinds = ("classification",)  # neighbours vote for classes
 
     def __post_init__(self) -> None:

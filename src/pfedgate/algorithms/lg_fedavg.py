@@ -34,7 +34,7 @@ class LGFedAvg(parts.PrivatePart):
     paper = "Liang et al. 2020, Think Locally, Act Globally"
     shares = "the upper part (after the convolutions)"
     keeps = "the lower part"
-    grid: ClassVar = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"own_lr": (None, 0.003, 0.01, 0.03, 0.1)}
 
     @property
     def own(self) -> parts.Part:

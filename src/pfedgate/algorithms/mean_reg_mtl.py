@@ -34,7 +34,7 @@ class MeanRegMTL(PrivateModel):
     paper = "Hanzely & Richtárik 2020, Federated Learning of a Mixture; FedEM's 'pFedMe'"
     shares = "the whole personal model"
     keeps = "the personal model, never overwritten"
-    grid: ClassVar = {"mu": (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"mu": (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)}
 
     def __post_init__(self) -> None:
         if self.mu < 0:

@@ -52,7 +52,7 @@ class PerFedAvg(Algorithm):
 
     paper = "Fallah et al. 2020, Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach"
     tunes = True
-    grid: ClassVar = {"alpha": (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)}
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

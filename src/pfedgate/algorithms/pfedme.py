@@ -49,7 +49,7 @@ class PFedMe(Algorithm):
     shares = "the whole model w"
     keeps = "its proximal point theta, to predict with"
     # The rate that is searched for all methods is the inner one here: no trial is spent on a rate that nothing reads.
-    grid: ClassVar = {"lam": (1.0, 5.0, 15.0, 30.0)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"lam": (1.0, 5.0, 15.0, 30.0)}
 
     def __post_init__(self) -> None:
         if self.lam < 0 or self.inner_steps < 1:

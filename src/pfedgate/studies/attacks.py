@@ -67,5 +67,5 @@ ATTACKS = Study(
     "are drawn by seed; scores are those of the honest ones, so what an attack costs is the difference to a run in "
     "which the same clients are absent (drop). × is the length of the crooked update, as a multiple of the honest one; "
     "an attacker who knows what clip lets pass stays within it (× 2.5). The limits of "
-    "clip, 3 and 6 times the usual distance, were chosen among nine pairs with FedAvg on digits and these seeds.",
+    "clip, 3 and 6 times the usual distance, were chosen among eight pairs with FedAvg on digits and these seeds.",
 )  # fmt: skip

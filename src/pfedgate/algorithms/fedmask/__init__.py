@@ -54,7 +54,7 @@ class FedMask(Algorithm):
     shares = "bits of the mask (and the model, before it is frozen)"
     apart = "its clients send bits, of which each has one vote already"
     keeps = "scores of the mask"
-    grid: ClassVar = {"density": (0.3, 0.5)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"density": (0.3, 0.5)}
 
     def __post_init__(self) -> None:
         if not (0 < self.density <= 1 and self.warmup >= 0 and self._structures):  # wrong layers fail here

@@ -51,7 +51,7 @@ class FedMD(Algorithm):
     paper = "Li and Wang 2019, FedMD: Heterogenous Federated Learning via Model Distillation"
     shares = "scores on public samples"
     keeps = "the whole model"
-    grid: ClassVar = {"digest_loss": ("mae", "mse")}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"digest_loss": ("mae", "mse")}
     kinds = ("classification",)  # public samples have classes
 
     def __post_init__(self) -> None:

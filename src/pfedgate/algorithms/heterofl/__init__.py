@@ -45,7 +45,7 @@ class HeteroFL(NarrowClients):
 
     paper = "Diao et al. 2021, HeteroFL: Computation and Communication Efficient FL"
     shares = "the first units of every layer, as many as the budget allows"
-    grid: ClassVar = {"level": (None, "b"), "label_mask": ("none", "train")}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"level": (None, "b"), "label_mask": ("none", "train")}
 
     def __post_init__(self) -> None:
         choices = {"level": [*LEVELS], "label_mask": ["none", "train", "both"]}

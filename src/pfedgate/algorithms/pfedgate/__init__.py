@@ -72,7 +72,7 @@ class PFedGate(Algorithm):
     reads_batches = True
     sums = True
     adds = True
-    grid: ClassVar = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
+    grid: ClassVar[dict[str, tuple[object, ...]]] = {"gate_lr": (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 1.5)}
 
     def __post_init__(self) -> None:
         if self.variant not in (None, "paper"):
