@@ -200,7 +200,7 @@ def test_own_epochs_have_a_rate_and_a_number_of_their_own(name: str) -> None:
 
 
 # Distillation, masks, mixtures and statistics of gates are made anew in every round, whatever the rate.
-CHANGES_WITHOUT_A_RATE = {"fedmd", "fedmask", "fedem", "pfedme", "pfedhn", "mean_reg_mtl", "pfedgate"}
+CHANGES_WITHOUT_A_RATE = {"fedmd", "fedmask", "fedem", "pfedme", "pfedhn", "mean_reg_mtl", "pfedgate", "pfedfda"}
 
 
 def test_points_of_a_gate_differ_and_of_others_do_not() -> None:

@@ -71,13 +71,15 @@ class PFedFDA(Algorithm):
         room = {MEANS: torch.zeros(head.out_features, head.in_features), COVARIANCE: torch.eye(head.in_features)}
         return {**split(initial(self.task, seed), self._head.__contains__)[1], **room, READY: torch.tensor(False)}
 
-    def _priors(self, local: Local) -> Tensor | None:
-        """The client's label frequencies, unless the task corrects for them."""
-        if self.task.added is not None:
+    def _priors(self, local: Local, corrected: tuple[str, ...] = ("training",)) -> Tensor | None:
+        """The client's label frequencies, unless the task corrects for them; by default in training."""
+        if self.task.correction in corrected:
             return None
         counts = torch.bincount(
             local.train.y.cpu().flatten().long(), minlength=parts.linear_head(self.task)[1].out_features
         )
+        if bool((counts == counts[0]).all()):  # they tell nothing
+            return None
         shares = counts.double() / counts.sum().clamp(min=1) + EPS
         return shares / shares.sum()
 
@@ -131,7 +133,8 @@ class PFedFDA(Algorithm):
             of = shared
         else:
             of = self._adapted(got, self._features(self._with_head(got, shared, None), local), local)
-        return split(self._with_head(got, of, self._priors(local)), self._head.__contains__)[0]
+        priors = self._priors(local, ("training", "prediction"))
+        return split(self._with_head(got, of, priors), self._head.__contains__)[0]
 
     def predictor(self, got: State, private: State, card: Card) -> nn.Module:
         """The body with the client's head."""
