@@ -26,6 +26,7 @@ from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import initial, module
+from pfedgate.core.prior import log_frequencies
 from pfedgate.core.state import split
 from pfedgate.core.types import Card, Local, State, Update
 from pfedgate.training.fit import fit, forward_flops, scan
@@ -73,13 +74,12 @@ class PFedFDA(Algorithm):
 
     def _priors(self, local: Local, corrected: tuple[str, ...] = ("training",)) -> Tensor | None:
         """The client's label frequencies, unless the task corrects for them; by default in training."""
-        if self.task.correction in corrected:
+        classes = self.task.classes
+        if self.task.correction in corrected and classes and log_frequencies(local.train.y, classes).any():
             return None
         counts = torch.bincount(
             local.train.y.cpu().flatten().long(), minlength=parts.linear_head(self.task)[1].out_features
         )
-        if bool((counts == counts[0]).all()):  # they tell nothing
-            return None
         shares = counts.double() / counts.sum().clamp(min=1) + EPS
         return shares / shares.sum()
 
