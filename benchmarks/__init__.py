@@ -1,0 +1,1 @@
+"""Commands that measure; each says at its top what it prints and what must hold."""
