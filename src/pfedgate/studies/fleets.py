@@ -29,7 +29,8 @@ DENSE = (
     Row("FedAvg, drops who is late", "fedavg", {**CORRECTED, "fleet.policy": "deadline", "fleet.oversample": 1.0}),
     Row("FedAvg, tiered", "fedavg", {**CORRECTED, "fleet.policy": "tiered"}),
     Row("FedAvg, asynchronous", "fedavg", {**CORRECTED, "fleet.policy": "asynchronous"}),
-    Row("FedAvg, weakest device's size", "fedavg", CORRECTED, narrow=("even", 0.1)),
+    # What the weakest phone affords by the deadline: about .2 of CIFAR-10's network and .1 of FEMNIST's.
+    *(Row(f"FedAvg, as narrow as s = {s:g}", "fedavg", CORRECTED, narrow=("even", s)) for s in (0.2, 0.1)),
     Row("FedRep, waits for all", "fedrep", CORRECTED),
     Row("FedDBE, waits for all", "feddbe", CORRECTED),
 )
