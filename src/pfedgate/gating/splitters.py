@@ -232,12 +232,8 @@ def _by_module(model: nn.Module, blocks: int, smallest: float, keep_output: bool
     last = [layer for layer, own in layers.items() if any(len(shape) > 1 for shape in own.values())][-1:]
     for layer, own in layers.items():
         heights = {shape[0] for shape in own.values() if shape}
-        if (
-            len(heights) != 1
-            or not any(len(shape) > 1 for shape in own.values())
-            or (keep_output and layer in last)
-            or own.keys() & computed
-        ):
+        plain = len(heights) == 1 and any(len(shape) > 1 for shape in own.values()) and not own.keys() & computed
+        if not plain or (keep_output and layer in last):
             pieces = tuple(Piece(n, 0, shape[0] if shape else 1, 0 if shape else None) for n, shape in own.items())
             yield Block(layer or "model", pieces, keep=True)
             continue
