@@ -30,6 +30,7 @@ class Row:
     control: bool = False  # shown beside the others, on no side of a claim that does not name it
     tuned: str = ""  # the search whose settings it takes; by default its method's
     narrow: tuple[str, float] | None = None  # trained densely, as cheap as a gate: `controls.settings`
+    longer: int = 1  # times as many rounds, where a round trains only some of the clients that other rows' train
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,11 @@ def recipe_of(
             key, value = settings(*row.narrow, model, world.classes, world.shape)
             own = {key: value, **own}
     recipe = resolve(file, {"algorithm": row.method}, *layers, own, *over, last)
+    recipe = replace(
+        recipe,
+        train=replace(recipe.train, rounds=recipe.train.rounds * row.longer),
+        evaluate=replace(recipe.evaluate, every=recipe.evaluate.every * row.longer),
+    )
     # The gates of a round are noted from its checkpoint, so there is one whenever models are scored.
     return replace(recipe, run=replace(recipe.run, checkpoint_every=recipe.evaluate.every or 1))
 
