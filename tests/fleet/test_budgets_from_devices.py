@@ -94,4 +94,8 @@ def test_a_method_that_sends_a_client_its_part_alone_affords_a_larger_one() -> N
 
 
 def test_parts_of_the_model_are_all_that_narrow_clients_get() -> None:
-    assert {name for name in algorithms.names() if not algorithms.get(name).whole} == {"fedrolex", "fjord", "heterofl"}
+    assert {name for name in algorithms.names() if not algorithms.get(name).sends_whole} == {
+        "fedrolex",
+        "fjord",
+        "heterofl",
+    }
