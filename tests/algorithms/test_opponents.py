@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from pfedgate.algorithms import build
 from pfedgate.algorithms.fedavg import FedAvg
-from pfedgate.algorithms.private_parts import everything, features, head, parameters
+from pfedgate.algorithms.private_parts import everything, features, head, linear_head, parameters
 from pfedgate.core.mergers import merge
+from pfedgate.core.modules import initial
 from pfedgate.core.state import equal, inside, split
 from pfedgate.core.types import Local, Round, State, Task, Update
 from pfedgate.training.fit import Batch, fit
@@ -147,6 +148,15 @@ def test_fedrod_scores_the_sum_of_both_heads() -> None:
     body.load_state_dict(got)
     twice = algorithm.predictor(got, private, one.card)(x)
     torch.testing.assert_close(twice, 2 * body(x))  # the private head starts as a copy
+
+
+def test_fedrod_begins_as_every_method_does() -> None:
+    """Its second head is no further layer: a larger start of hidden layers leaves both heads as they are."""
+    large = replace(task(plain_mlp), initial_scale=1.4)
+    begun, plain = initial(build("fedrod", large).whole, 0), initial(large, 0)
+    assert equal({name: begun[name] for name in plain}, plain)
+    name, _ = linear_head(large)
+    assert torch.equal(begun[f"{name}.personal.weight"], plain[f"{name}.weight"])
 
 
 def test_fedrod_step_is_pfllibs() -> None:
