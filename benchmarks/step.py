@@ -153,8 +153,8 @@ def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="step of the gated model / step of the dense module")
     for column in (
-        "network", "threads", "batch", "case", "ms", "time", "processor", "/ compact", "operations", "peak bytes", "FLOPs",
-        "selected",
+        "network", "threads", "batch", "case", "ms", "time", "processor", "/ compact", "operations", "peak bytes",
+        "FLOPs", "selected",
     ):  # fmt: skip
         table.add_column(column)
     for r in rows:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ from pfedgate.algorithms.pfedgate import PFedGate
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.modules import module
 from pfedgate.core.privacy import NoisyMean, normal, shorten
-from pfedgate.core.state import flat
+from pfedgate.core.state import digest, flat
 from pfedgate.core.types import Card, Local, Privacy, Round, ServerOptim, State, Update
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.private import Guard, epsilon, possible
 from pfedgate.engine.processes import Processes
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Options, run
-from pfedgate.engine.store import MemoryStore
+from pfedgate.engine.store import DiskStore, MemoryStore
 from pfedgate.fleet.pace import Pace
 from pfedgate.models import build as build_model
 from pfedgate.report import tables
@@ -393,7 +394,7 @@ def noised(task: Any, local: Local, rows: list[int], scale: float) -> torch.Tens
     """The gradient of these samples, the last one enlarged, times what it was divided by."""
     work = workspace(task.model, None, torch.device("cpu"))
     work.load(FedAvg(task).init_server(0))
-    noisy = Noisy(task, local, local.train.n, None, None, "batches")
+    noisy = Noisy(task, local, None, None, "batches", ())
     at = torch.tensor(rows, dtype=torch.int64)
     x = local.prepare(local.train.x.index_select(0, at))
     if len(x):
@@ -435,10 +436,10 @@ def test_gradients_of_samples_are_shortened_one_by_one() -> None:
 
 def test_steps_draw_every_sample_for_itself() -> None:
     task = replace(private_task(), batch=3, epochs=200)
-    noisy = Noisy(task, one_client(task), 12, None, None, "batches")
+    noisy = Noisy(task, one_client(task), None, None, "batches", ())
     sizes = [len(rows) for rows in noisy.draws()]
-    assert len(sizes) == noisy.steps == 800
-    assert sum(sizes) / 800 == pytest.approx(3, abs=0.2)
+    assert len(sizes) == noisy.steps == 1000
+    assert sum(sizes) / 1000 == pytest.approx(3, abs=0.2)
     assert {0, 1, 5} < set(sizes)
 
 
@@ -469,6 +470,73 @@ def test_noise_of_clients_is_their_own() -> None:
     task = private_task(secret=True)
     two = [fit(task, FedAvg(task).init_server(0), one_client(task)).state for _ in range(2)]
     assert not torch.equal(vector(two[0]), vector(two[1]))
+
+
+class Heard(Endpoint):
+    """Notes what clients sent, and crashes once when all of round 2 have trained."""
+
+    sent: ClassVar[list[tuple[int, str, str]]] = []
+
+    def train(self, server: State, round: Round, chunks: Any) -> Any:
+        for reply in super().train(server, round, chunks):
+            assert reply.update is not None
+            self.sent.append((round.index, reply.card.id, digest(reply.update.shared)))
+            yield reply
+        if round.index == 1 and sum(index == 1 for index, *_ in self.sent) == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_round_that_is_repeated_after_a_crash_tells_the_same_again(tmp_path: Path) -> None:
+    """Noise drawn anew could be averaged away: two noisy versions of one update."""
+    task = private_task(secret=True)
+    how: dict[str, Any] = {"folder": tmp_path / "run", "exchange": Heard}
+    Heard.sent.clear()
+    options = replace(OPTIONS, privacy=task.private)
+    with pytest.raises(KeyboardInterrupt):
+        run(FedAvg(task), federation(), options, **how)
+    key = tmp_path / "run/noise.key"
+    assert key.stat().st_mode & 0o077 == 0, "nobody else reads it"
+    run(FedAvg(task), federation(), options, resume=True, **how)
+    assert not key.exists()
+    second = [entry for entry in Heard.sent if entry[0] == 1]
+    assert len(second) == 6
+    assert second[:3] == second[3:]
+    Heard.sent.append((1, "", ""))  # a whole run does not crash again
+    run(FedAvg(task), federation(), options, folder=tmp_path / "other", exchange=Heard)
+    assert not {entry[2] for entry in Heard.sent[-9:]} & {entry[2] for entry in Heard.sent[:-9]}, "a key of its own"
+
+
+def test_who_asks_in_another_way_gets_other_noise() -> None:
+    """The same noise on two answers could be subtracted."""
+    task = private_task(secret=True)
+    server, local = FedAvg(task).init_server(0), replace(one_client(task), secret=b"s" * 32)
+
+    def key(**changes: Any) -> bytes:
+        of, state, at = (changes.get(name, usual) for name, usual in (("task", task), ("state", server), ("at", local)))
+        return Noisy(of, at, None, None, "batches", (digest(state),)).key
+
+    moved = {name: value + 1e-6 for name, value in server.items()}
+    part = copy.copy(local.train)
+    others = [
+        key(state=moved), key(at=replace(local, secret=b"t" * 32)),
+        key(at=replace(local, round=replace(local.round, factor=0.5))), key(task=replace(task, batch=5)),
+        key(at=replace(local, round=replace(local.round, index=1))),
+        key(at=replace(local, train=federation().part(federation().clients[1], "train"))),
+        key(at=replace(local, card=Card("another", 12))), key(at=replace(local, secret=b"")),
+    ]  # fmt: skip
+    assert len({key(), *others}) == 1 + len(others)
+    assert key() == key(at=replace(local, train=part))
+    assert "secret" not in repr(local)
+
+
+def test_workers_have_one_key_between_them(tmp_path: Path) -> None:
+    task = private_task(secret=True)
+    options = replace(OPTIONS, privacy=task.private)
+    store = DiskStore(tmp_path / "private")
+    keys = {DiskStore(tmp_path / "private").secret() for _ in range(2)} | {store.secret()}
+    assert len(keys) == 1
+    assert (tmp_path / "noise.key").stat().st_mode & 0o077 == 0
+    go(FedAvg(task), options=options, exchange=partial(Processes, workers=2))
 
 
 def test_what_has_no_gradients_of_single_samples_is_refused_by_name() -> None:

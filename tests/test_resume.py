@@ -91,6 +91,7 @@ def _kill(tmp_path: Path, whole: dict[str, Any], count: int, seconds: float) -> 
     assert kills == count
     train_in_folder(folder, 40)
     assert run_contents(folder) == whole
+    print(f"{kills} kills, {ended + 1} runs came to their end")
 
 
 def test_killed_at_twenty_random_moments(tmp_path: Path, undisturbed: dict[int, dict[str, Any]]) -> None:

@@ -94,6 +94,7 @@ class Local:
     round: Round = Round()
     device: torch.device = CPU
     prepare: Callable[[Tensor], Tensor] = torch.Tensor.float  # raw batch -> what the model takes
+    secret: bytes = field(default=b"", repr=False)  # a key of the client's side alone, for noise; empty: none is kept
 
     @property
     def n(self) -> int:
@@ -202,8 +203,9 @@ class Privacy:
     noise: float = 1.0  # standard deviation of the noise as a multiple of clip; 1 with all clients is much epsilon
     clip: float = 1.0  # L2 norm of a client's whole update (its median is logged), or of a sample's gradient
     delta: float = 1e-5  # chance that epsilon does not hold: far below one over the number of clients, or samples
-    # Noise and draws come from a key that is made for the run and kept beside its checkpoint until it ends. false: from
-    # run.seed, for studies that must repeat; whoever knows the seed can then take the noise off again.
+    # Noise and draws come from a key that is made for the run and kept beside its checkpoint until it ends (sample: by
+    # each node beside its private states), so that a round that is repeated tells the same again. false: from run.seed,
+    # for studies that must repeat; whoever knows the seed can then take the noise off again.
     secret: bool = True
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ repeats the work. States of an earlier start from there on are dropped, the rest
 
     <state-dir>/<experiment>/<share>/session.json      the last order taken: stale ones are refused
     <state-dir>/<experiment>/<share>/private/…         see `pfedgate.engine.store`
+    <state-dir>/<experiment>/<share>/noise.key         with privacy of samples: the key of this node's noise
 """
 
 from __future__ import annotations
@@ -241,6 +242,11 @@ class NodeStore(DiskStore):
             if _last(self.folder) != self.order:
                 raise StaleOrder("a newer order came while this one was at work")
             super().put(client, state)
+
+    def secret(self) -> bytes:
+        """The key of this node's own noise, in the experiment's folder."""
+        with _lock(self.folder):
+            return super().secret()
 
 
 def take(root: Path, experiment: str, share: str, starts: Sequence[int], serial: int, commit: int) -> NodeStore:

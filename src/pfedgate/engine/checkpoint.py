@@ -40,12 +40,11 @@ from pfedgate.engine.endpoint import Scored
 from pfedgate.engine.files import DamagedError, write_atomically
 from pfedgate.engine.metrics import Record, clean
 from pfedgate.engine.roster import Options
-from pfedgate.engine.store import COMMIT, DiskStore, pack_file
+from pfedgate.engine.store import COMMIT, KEY, DiskStore, pack_file
 
 FORMAT = 1
 FLIGHTS = "flights:"  # tensors in a checkpoint that are no part of the server's State
 LINES = ("metrics.jsonl", "participation.jsonl", "timing.jsonl")
-KEY = "noise.key"  # while a run with [privacy] goes on
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "'")
 SUMS = {"training_rounds", "training_bytes_up", "training_bytes_down", "training_flops"}  # in clients.csv, not means
 
@@ -238,14 +237,7 @@ class RunFolder:
 
         It is a file that only its owner reads, and goes when the run ends: nobody then can take the noise off.
         """
-        path = self.path / KEY
-        if not path.exists():
-            write_atomically(path, fresh, sync=True, mode=files.PRIVATE)
-        with files.existing(path, os.O_RDONLY) as file:
-            key = file.read(len(fresh) + 1)
-        if len(key) != len(fresh):
-            raise DamagedError(f"{path} has {len(key)} bytes, {len(fresh)} are expected")
-        return key
+        return files.secret(self.path / KEY, fresh)
 
     def note(self, record: Record, replies: Sequence[Record], timing: Record) -> None:
         """Append a round to the files of `LINES`."""

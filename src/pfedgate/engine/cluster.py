@@ -59,7 +59,7 @@ class Cluster:
     ) -> None:
         self.store, self.resident_bytes = store, 0
         self._ray = connect()
-        self._setting = self._ray.put((algorithm, federation, str(device)))
+        self._setting = self._ray.put((algorithm, federation, str(device), store.secret()))
         self._answer = self._ray.remote(num_cpus=1, max_retries=5, retry_exceptions=False)(_answer)
 
     def train(self, server: State, round: Round, chunks: Iterable[Sequence[Card]]) -> Iterator[Reply]:
@@ -156,10 +156,10 @@ def _fetched(reference: Any, kind: str, make: Any) -> Any:
     return _SEEN[kind][1]
 
 
-def _endpoint(setting: tuple[Algorithm, Federation, str]) -> Endpoint:
-    algorithm, federation, device = setting
+def _endpoint(setting: tuple[Algorithm, Federation, str, bytes]) -> Endpoint:
+    algorithm, federation, device, key = setting
     settle()
-    return Endpoint(algorithm, federation, MemoryStore(), device)
+    return Endpoint(algorithm, federation, MemoryStore(key), device)
 
 
 def _answer(
@@ -169,7 +169,7 @@ def _answer(
     setting, state = references
     endpoint = _fetched(setting, "setting", _endpoint)
     server = _fetched(state, "state", wire.unpack)
-    endpoint.store = store = MemoryStore()
+    endpoint.store = store = MemoryStore(endpoint.store.secret())
     for client, private in privates.items():
         store.put(client, private)
     if points:

@@ -106,6 +106,8 @@ def serve(algorithm: Algorithm, got: State, store: Store, local: Local) -> Updat
 def serve_many(algorithm: Algorithm, gots: Sequence[State], store: Store, locals: Sequence[Local]) -> list[Update]:
     """`serve` for clients that are trained together."""
     privates = [_private(algorithm, got, store, local) for got, local in zip(gots, locals, strict=True)]
+    if algorithm.task.private is not None and algorithm.task.private.secret:
+        locals = [replace(local, secret=store.secret()) for local in locals]
     first = locals[0]
     with _named(first, "train"), seeded(first.round.seed, "train", first.round.index, first.card.id):
         parts = [own_part(algorithm, private, local) for private, local in zip(privates, locals, strict=True)]

@@ -95,6 +95,17 @@ def existing(path: Path, flags: int) -> Iterator[BinaryIO]:
             yield file
 
 
+def secret(path: Path, fresh: bytes) -> bytes:
+    """The key in a file that its owner alone reads; a fresh one is written if there is none."""
+    if not path.exists():
+        write_atomically(path, fresh, sync=True, mode=PRIVATE)
+    with existing(path, os.O_RDONLY) as file:
+        key = file.read(len(fresh) + 1)
+    if len(key) != len(fresh):
+        raise DamagedError(f"{path} has {len(key)} bytes, {len(fresh)} are expected")
+    return key
+
+
 def append(path: Path, text: str, *, sync: bool = False) -> None:
     """Add to a file."""
     with existing(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:

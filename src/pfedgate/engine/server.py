@@ -162,6 +162,8 @@ class Engine:
                 self.store = DiskStore.recover(self.folder.private, start.commit, start.private, undo=start.undo)
             if self.guard is not None:
                 self.guard.key = self.folder.key(self.guard.key)
+        if options.privacy.level == "sample" and options.privacy.secret:
+            self.store.secret()  # before several workers ask for it at once
 
     def run(self, reach: Exchange) -> Result:
         """All rounds, from the start or from the last checkpoint."""

@@ -32,6 +32,7 @@ from pfedgate.engine.files import PRIVATE, DamagedError, write_atomically
 
 SHARDS = 256  # directories; 100,000 clients are some 400 files in each
 LONGEST = 180  # characters of a file's name; longer ids are named by a digest
+KEY, KEY_BYTES = "noise.key", 32  # beside the folder of private states
 COMMIT = re.compile(r"(\d{1,18})-[0-9a-f]{8}")
 
 
@@ -55,6 +56,9 @@ class Store(Protocol):
     def clients(self) -> list[str]:
         """Clients that have a state, sorted."""
 
+    def secret(self) -> bytes:
+        """The key of the clients' own noise: the same after a crash, and nobody else's."""
+
 
 class MemoryStore:
     """States in a dictionary: small runs without a folder.
@@ -64,9 +68,10 @@ class MemoryStore:
     (True, ['anna'])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes = b"") -> None:
         self.tag = "memory"
         self._states: dict[str, State] = {}
+        self._key = key or os.urandom(KEY_BYTES)
 
     def get(self, client: str) -> State | None:
         state = self._states.get(client)
@@ -85,6 +90,9 @@ class MemoryStore:
     def clients(self) -> list[str]:
         return sorted(self._states)
 
+    def secret(self) -> bytes:
+        return self._key
+
 
 class DiskStore:
     """States as safetensors files, replaced atomically; memory does not grow with the number of clients.
@@ -98,6 +106,7 @@ class DiskStore:
         self._all = self._next = (0, 0)  # states, and the sum of their marks: committed, and with those pending
         self._moved: set[Path] = set()  # folders that the last commit changed
         self._past: list[Path] = []  # folders that the next commit removes
+        self._key = b""
 
     @classmethod
     def recover(cls, root: str | Path, committed: str | None, total: str = "", *, undo: bool = False) -> DiskStore:
@@ -217,6 +226,11 @@ class DiskStore:
         long = {path: files.metadata(path).get("client") for path in paths if path.name[0] == "~"}
         return sorted({long.get(path) or unquote(path.stem) for path in paths})
 
+    def secret(self) -> bytes:
+        if not self._key:
+            self._key = files.secret(self.root.parent / KEY, os.urandom(KEY_BYTES))
+        return self._key
+
     def snapshot(self, target: str | Path) -> None:
         """A copy of all current states made of hard links: later commits replace files, never change them."""
         target = Path(target)
@@ -238,7 +252,7 @@ class TemporaryStore(DiskStore):
 
     def __init__(self) -> None:
         self._scratch = files.Scratch()
-        super().__init__(self._scratch.path)
+        super().__init__(self._scratch.path / "private")
 
 
 def _files(folder: Path) -> Iterator[Path]:

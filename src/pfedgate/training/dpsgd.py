@@ -2,8 +2,12 @@
 
 `fit` works so where its task has `private`. Each sample is drawn for itself for each step, with the chance that makes
 a batch of the usual size (Poisson sampling), and the sum is divided by that size, not by how many came. So one sample
-more or less changes the sum by at most `clip`, and what a client sends tells little of it, to the server, too. Noise
-and draws come from the machine's own entropy, which nobody else has; with `secret = false` from the client's seed.
+more or less changes the sum by at most `clip`, and what a client sends tells little of it, to the server, too.
+
+Noise and draws follow from a key that only the client's side has (`Store.secret`), and from all that the update depends
+on: what the server sent, settings and data. So a round that is repeated after a crash gives the same update again, as
+two with noise of their own could be averaged; and whoever asks for a round in another way gets other noise, as two
+with the same could be subtracted. With `secret = false` they follow from the client's seed.
 
 Gradients of single samples come from `torch.func`. Opacus would wrap the module, its optimiser and its loader, which
 here are one vector and a few functions; it counts epsilon (`engine.private`).
@@ -24,6 +28,7 @@ from torch.func import functional_call, grad, vmap
 from pfedgate.core.kinds import Loss
 from pfedgate.core.modules import skeleton
 from pfedgate.core.privacy import normal, uniforms
+from pfedgate.core.state import digest
 from pfedgate.core.types import Local, Privacy, Task
 from pfedgate.training.workspace import Batch, Workspace
 
@@ -60,14 +65,21 @@ def unfit(task_model: Any) -> str | None:
 class Noisy:
     """The draws and the gradients of one client's training."""
 
-    def __init__(self, task: Task, local: Local, n: int, epochs: int | None, steps: int | None, stream: str) -> None:
+    def __init__(
+        self, task: Task, local: Local, epochs: int | None, steps: int | None, stream: str, asked: tuple[object, ...]
+    ) -> None:
         assert task.private is not None
         self.privacy: Privacy = task.private
-        self.n, self.batch = n, min(task.batch, n)
+        self.n = n = local.train.n
+        self.batch = min(task.batch, n)
         self.share, self.steps = share_and_steps(task, n, epochs=epochs, steps=steps)
-        self.key = os.urandom(32)
-        if not self.privacy.secret:
-            self.key = hashlib.blake2b(f"private/{local.key(stream)}".encode(), digest_size=32).digest()
+        path = f"private/{local.key(stream)}"
+        if self.privacy.secret:
+            data = digest({"x": local.train.x, "y": local.train.y})
+            settings = (local.card, local.round, task.optim, task.batch, self.privacy, self.steps)
+            path = f"{path}/{data}/{settings}/{asked}"
+        secret = (local.secret or os.urandom(32)) if self.privacy.secret else b""
+        self.key = hashlib.blake2b(path.encode(), key=secret, digest_size=32).digest()
         self.step, self.device = 0, local.device
 
     def draws(self) -> Iterator[Tensor]:

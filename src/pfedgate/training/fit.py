@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pfedgate.core.modules import skeleton, smallest_batch
 from pfedgate.core.seeds import orders, seeded
+from pfedgate.core.state import digest
 from pfedgate.core.types import Local, Objective, Part, State, Task
 from pfedgate.training.dpsgd import Noisy
 from pfedgate.training.workspace import Batch, Stepper, Workspace, flops_per_sample, workspace
@@ -171,8 +172,8 @@ def fit(
     if task.private is not None:
         if objective is not None or gradient is not None or step is not None or weights is not None or batch:
             raise ValueError("privacy.level='sample' knows the task's own loss only: this method has another")
-        n = (local.train if part is None else part).n
-        noisy = Noisy(task, local, n, epochs, steps, stream)
+        asked = (digest(state), rates, prox, names, stream)
+        noisy = Noisy(task, local if part is None else replace(local, train=part), epochs, steps, stream, asked)
 
     def one(data: Batch) -> Tensor:
         if not sample:

@@ -22,7 +22,7 @@ from pfedgate.gating.slicing.rules import operations as op
 from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
 from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule, RMSNormRule
 from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule, attention_flops
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, computes_weights, describe, has_hooks
 
 if TYPE_CHECKING:
     from pfedgate.gating.slicing.execute import Sliced
@@ -246,6 +246,8 @@ def _layer(node: fx.Node, analysis: Analysis) -> Rule | None:
 
 def _module(node: fx.Node, analysis: Analysis) -> Rule:
     module = analysis.module(node)
+    if what := computes_weights(module):
+        raise CannotSlice(f"{what} computes its weights; once it is taken off, the layer can be gated")
     if has_hooks(module):
         raise CannotSlice("hooks run around it")
     if type(module) in POOL_MODULES:
