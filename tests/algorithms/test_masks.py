@@ -72,6 +72,27 @@ def test_one_candidate_is_the_common_mask_bit_for_bit(task: Task, federation: da
     assert same_runs(*runs)
 
 
+def test_clients_that_are_told_their_candidate_keep_it_and_score_nothing(
+    task: Task, federation: data.Federation
+) -> None:
+    told = {"0": 2, "1": 1}
+    algorithm, plain = choosing(task, told=told), choosing(task, heat=0.0)
+    result = engine.run(algorithm, federation, OPTIONS)
+    assert result.store is not None
+    states = {client: result.store.get(client) or {} for client in map(str, range(6))}
+    assert {client: int(states[client]["gate/choice"]) for client in told} == told
+    assert {client for client, state in states.items() if "masks/due" in state} == {"2", "3", "4", "5"}
+    local = local_of(federation)
+    server = algorithm.init_server(0)
+    costs = [
+        method.train(server, method.init_client(server, local), local)[0].metrics["flops"]
+        for method in (algorithm, plain)
+    ]
+    assert costs[0] < costs[1], "who is told nothing scores candidates, which costs forward passes"
+    with pytest.raises(ValueError, match="client 'a' candidate 4: there are 4, counted from 0"):
+        choosing(task, told={"a": 4})
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     candidates=st.integers(2, 9),

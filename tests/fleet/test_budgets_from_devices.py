@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pfedgate
+from pfedgate import algorithms
 from pfedgate.fleet import Fleet
+from pfedgate.fleet.devices import Device, Need
 
 DEVICES = """
 [[device]]
@@ -78,3 +81,21 @@ def test_novel_clients_have_devices_too(tmp_path: Path) -> None:
     )
     assert result.summary["novel"]["clients"] == 3
     assert Fleet.of(path, ["a", "b"]).count() == {"strong": 1, "weak": 1}
+
+
+def test_a_method_that_sends_a_client_its_part_alone_affords_a_larger_one() -> None:
+    device = Device("phone", gflops=5.0, down_mbps=10.0, up_mbps=5.0, memory_mb=20, jitter=0.0)
+    whole = Need(params=1_000_000, flops=10e9, activation_bytes=20e6, steps=1)
+    part = device.budget(replace(whole, whole=False), deadline=6.0)
+    assert all(part[name] > share for name, share in device.budget(whole, deadline=6.0).items())
+    sent = 4e6 * part["params"]
+    assert 8e-6 * sent / 10 + 10 * part["flops"] / 5 + 8e-6 * sent / 5 <= 6.0
+    assert 3 * 4e6 * part["activation_bytes"] + 20e6 * part["activation_bytes"] <= 20e6 * (1 + 1e-9)
+
+
+def test_parts_of_the_model_are_all_that_narrow_clients_get() -> None:
+    assert {name for name in algorithms.names() if not algorithms.get(name).sends_whole} == {
+        "fedrolex",
+        "fjord",
+        "heterofl",
+    }

@@ -64,6 +64,7 @@ class Algorithm:
     shares: ClassVar[str] = "the whole model"  # one line for the table of algorithms
     keeps: ClassVar[str] = "nothing"  # the private State, in a line for the same table
     budgeted: ClassVar[bool] = False  # whether a client's budget changes anything
+    sends_whole: ClassVar[bool] = True  # whether `send` gives a client all of the model, whatever its budget
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}  # values the paper searched over, by field
     kinds: ClassVar[Sequence[str]] = tuple(KINDS)  # kinds of task that it can learn
     tunes: ClassVar[bool] = False  # `personalise` takes gradient steps: its models are not those just received

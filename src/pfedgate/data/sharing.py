@@ -198,11 +198,20 @@ def spread(pool: Pool, partition: Partition, options: Sharing) -> Pool:
     number = max(LOOKS[kind] for kind in kinds)
     if not 1 <= options.domains_each <= number:
         raise ValueError(f"domains_each must be 1 to {number}, got {options.domains_each}")
-    own = numpy_generator(options.seed, "domains").permutation(len(partition.ids)) % number
+    own = dealt(len(partition.ids), number, options.seed)
     domain = np.zeros(len(pool), np.uint8)
     inside = numpy_generator(options.seed, "domains", "samples").integers(options.domains_each, size=len(pool))
     domain[partition.rows] = (np.repeat(own, partition.sizes()) + inside[partition.rows]) % number
     return LookPool(pool, Rows(domain), tuple(kinds))
+
+
+def dealt(clients: int, domains: int, seed: int) -> np.ndarray:
+    """The first domain of every client.
+
+    >>> sorted(dealt(6, 4, seed=0).tolist())
+    [0, 0, 1, 1, 2, 3]
+    """
+    return numpy_generator(seed, "domains").permutation(clients) % domains
 
 
 def ends(text: str) -> tuple[int, int]:

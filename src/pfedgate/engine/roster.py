@@ -275,6 +275,7 @@ def affordable(algorithm: Algorithm, fleet: Fleet, deadline: float | None) -> Ca
             flops=samples * flops_per_sample(task.model, None, sample, task.inputs.dtype, True),
             activation_bytes=min(task.batch, n) * saved_bytes_per_sample(task.model, sample, task.inputs.dtype),
             steps=steps,
+            whole=algorithm.sends_whole,
         )
         return device.budget(need, math.inf if deadline is None else deadline)
 

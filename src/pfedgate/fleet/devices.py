@@ -68,9 +68,10 @@ class Device:
     def budget(self, need: Need, deadline: float = math.inf) -> dict[str, float]:
         """The shares of a dense model that this device can train within its memory, its data plan and a deadline.
 
-        Memory holds the whole model and, of what is live, gradient, momentum and activations. Time is download, the
-        fixed part of every step, FLOPs, and the upload of the blocks that are live. The result has `params`, `flops`
-        and `activation_bytes` as `clients.budget` takes them, and `upload` where the data plan allows only a part.
+        Memory holds the model and, of what is live, gradient, momentum and activations. Time is download, the fixed
+        part of every step, FLOPs, and the upload of what is live. Some methods send every client the whole model, and
+        others only the part that it trains (`Need.whole`). The result has `params`, `flops` and `activation_bytes` as
+        `clients.budget` takes them, and `upload` where the data plan allows only a part.
 
         >>> need = Need(params=250_000, flops=2e9, activation_bytes=20e6, steps=3)
         >>> shares = Fleet.kinds("phones")["old"].budget(need, deadline=1.0)
@@ -78,10 +79,11 @@ class Device:
         {'params': 0.08, 'flops': 0.08, 'activation_bytes': 1.0}
         """
         model = 4.0 * need.params
-        memory = (1e6 * self.memory_mb - model) / (2 * model + need.activation_bytes)
         plan = min(1.0, 1e6 * self.upload_mb / model)
-        fixed = 8e-6 * model / self.down_mbps + 1e-3 * self.overhead_ms * need.steps
-        variable = need.flops / (1e9 * self.gflops) + 8e-6 * model * plan / self.up_mbps
+        got, part = (model, 0.0) if need.whole else (0.0, model)
+        memory = (1e6 * self.memory_mb - got) / (part + 2 * model + need.activation_bytes)
+        fixed = 8e-6 * got / self.down_mbps + 1e-3 * self.overhead_ms * need.steps
+        variable = 8e-6 * part / self.down_mbps + need.flops / (1e9 * self.gflops) + 8e-6 * model * plan / self.up_mbps
         # Two deviations of jitter are kept free, and room for blocks that only some batches use.
         time = (0.95 * deadline / math.exp(2 * self.jitter) - fixed) / variable
         if min(memory, time) <= 0:
@@ -101,6 +103,7 @@ class Need:
     flops: float
     activation_bytes: float  # of one batch
     steps: int
+    whole: bool = True  # the client gets and holds all of the model, whatever it trains
 
 
 def names() -> list[str]:

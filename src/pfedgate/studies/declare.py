@@ -13,6 +13,9 @@ from typing import Any
 
 from pfedgate.config.recipe import Recipe, resolve
 from pfedgate.core.errors import RecipeError, unknown
+from pfedgate.data.partition import numbered
+from pfedgate.data.pool import LOOKS
+from pfedgate.data.sharing import dealt
 from pfedgate.report.tables import percent
 from pfedgate.runs.progress import clock, scaled, size
 
@@ -22,7 +25,10 @@ Show = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Row:
-    """A method as one line of a table. A value "@near" stands for what the column's data calls so."""
+    """A method as one line of a table.
+
+    A value "@near" stands for what the column's data calls so, "@domains" for every client's domain.
+    """
 
     name: str
     method: str
@@ -30,6 +36,7 @@ class Row:
     control: bool = False  # shown beside the others, on no side of a claim that does not name it
     tuned: str = ""  # the search whose settings it takes; by default its method's
     narrow: tuple[str, float] | None = None  # trained densely, as cheap as a gate: `controls.settings`
+    longer: int = 1  # times as many rounds, where a round trains only some of the clients that other rows' train
 
 
 @dataclass(frozen=True)
@@ -340,9 +347,23 @@ def recipe_of(
         if model in NARROWED:
             key, value = settings(*row.narrow, model, world.classes, world.shape)
             own = {key: value, **own}
+    if "@domains" in own.values():
+        own = {name: _domains(column, world, seed) if value == "@domains" else value for name, value in own.items()}
     recipe = resolve(file, {"algorithm": row.method}, *layers, own, *over, last)
+    recipe = replace(
+        recipe,
+        train=replace(recipe.train, rounds=recipe.train.rounds * row.longer),
+        evaluate=replace(recipe.evaluate, every=recipe.evaluate.every * row.longer),
+    )
     # The gates of a round are noted from its checkpoint, so there is one whenever models are scored.
     return replace(recipe, run=replace(recipe.run, checkpoint_every=recipe.evaluate.every or 1))
+
+
+def _domains(column: Column, world: World, seed: int) -> dict[str, int]:
+    """The domain of every client by its id, as loaders deal them; without domains all clients are of one."""
+    kinds, clients = column.settings.get("data.domains"), world.clients
+    number = max(LOOKS[kind] for kind in kinds.split("+")) if kinds else 1
+    return dict(zip(numbered(clients).tolist(), dealt(clients, number, seed).tolist(), strict=True))
 
 
 def _file(world: World, folder: Path | None) -> Path | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pfedgate.studies.declare import ACC, FLOPS, UP, VALIDATION, WORST, Claim, Column, Row, Study
 
 DIGITS = Column("digits", "digits", {"data.domains": "rotate", "data.alpha": 0.3}, "rotated")
@@ -35,11 +37,24 @@ NARROW = {
 }
 COMMON = {budget: masks(budget, 1) for budget in BUDGETS}
 CHOSEN = {budget: masks(budget, 8) for budget in BUDGETS}
+# What choosing could reach at best: every client is told its domain, as many candidates as domains.
+TOLD = tuple(
+    replace(row, name=f"pFedGate, s = {s:g}, told by domain", settings={**row.settings, "algorithm.told": "@domains"})
+    for s in BUDGETS
+    for row in (masks(s, 4),)
+)
 
 DOMAINS = Study(
     "domains",
     "Clients who differ in what things look like",
-    (*COMMON.values(), *CHOSEN.values(), *(masks(budget, 8, 0.0) for budget in BUDGETS), *NARROW.values(), *DENSE),
+    (
+        *COMMON.values(),
+        *CHOSEN.values(),
+        *(masks(budget, 8, 0.0) for budget in BUDGETS),
+        *TOLD,
+        *NARROW.values(),
+        *DENSE,
+    ),
     (DIGITS, ROTATED, INVERTED, TURNED, MIXTURE, SEVERAL, PATHOLOGICAL, PLAIN, WRITERS),
     (ACC, WORST, VALIDATION, FLOPS, UP),
     worlds=("digits", "fashion", "cifar10", "mixture", "femnist"),

@@ -142,6 +142,7 @@ class NarrowClients(Algorithm):
     """A wide model on the server, of which every client has the part that it can afford."""
 
     budgeted = True
+    sends_whole = False
     apart = "its clients send parts of different widths"
 
     def width(self, card: Card) -> Narrow:

@@ -60,6 +60,7 @@ class PFedGate(Algorithm):
     # With gate.candidates > 1 a client keeps the candidate with the lowest loss on so many of its samples (`masks`).
     probe: int = 32
     heat: float = 0.15  # it trains under one drawn by loss at first; at 0 under the best, and a few win for all
+    told: Mapping[str, int] | None = None  # candidates by client, where it is known who is alike: these do not choose
     adapt_epochs: int = 1  # a novel client's epochs, in which its gate alone is trained
     # The gate's own switches (GateConfig), with another default for models that nobody has trained before. Ranking
     # "nested": all clients begin with the same blocks.
@@ -87,12 +88,20 @@ class PFedGate(Algorithm):
             raise ValueError("a chooser parts batches by candidates: leave microbatches out")
         if self.probe < 1 or self.heat < 0:
             raise ValueError(f"probe counts samples, from 1, and heat is at least 0: not {self.probe} and {self.heat}")
+        for client, candidate in (self.told or {}).items():
+            if not 0 <= candidate < max(1, self.gate.candidates):
+                number = self.gate.candidates
+                raise ValueError(
+                    f"told gives client {client!r} candidate {candidate}: there are {number}, counted from 0"
+                )
         _ = self._setting  # a wrong name fails here, not on a client
 
     def init_client(self, got: State, local: Local) -> State:
         """A fresh gate: all start alike, so that masks agree at first and differ by what they learn."""
         personal = self._workspace(local.device)
         gate = fresh_gate(personal, self._budget(local.card), local.round.seed)
+        if (told := (self.told or {}).get(local.card.id)) is not None and "choice" in gate:
+            return under("gate/", {**gate, "choice": torch.full_like(gate["choice"], told)})
         return {**under("gate/", gate), **masks.new(gate)}
 
     def ready(self, card: Card) -> None:
