@@ -45,10 +45,10 @@ def write_app(folder: str | Path, recipe: str | Path | None = None) -> Path:
     if recipe is None:
         text = _template("recipe.toml.in")
     else:
-        path = Path(recipe).expanduser()
-        names, copies = runfolder.copies(config.resolve(path))
-        text = _CODE.sub(lambda match: _renamed(match, path.parent, names), path.read_text(encoding="utf-8"))
-        if (tuned := config.tuned_path(path)).exists():
+        source = Path(recipe).expanduser()
+        names, copies = runfolder.copies(config.resolve(source))
+        text = _CODE.sub(lambda match: _renamed(match, source.parent, names), source.read_text(encoding="utf-8"))
+        if (tuned := config.tuned_path(source)).exists():
             copies["recipe.tuned.toml"] = tuned
     name = re.sub(r"[^a-z0-9]+", "-", place.resolve().name.lower()).strip("-") or "pfedgate-app"
     for path, template in FILES.items():
@@ -56,9 +56,9 @@ def write_app(folder: str | Path, recipe: str | Path | None = None) -> Path:
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(content, encoding="utf-8")
     (place / PACKAGE / "recipe.toml").write_text(text, encoding="utf-8")
-    for name, source in copies.items():
+    for name, copied in copies.items():
         (place / PACKAGE / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, place / PACKAGE / name)
+        shutil.copyfile(copied, place / PACKAGE / name)
     return place
 
 
