@@ -237,7 +237,7 @@ def test_methods_without_gates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
 def test_savings_are_those_of_the_compact_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "pt2":
-        monkeypatch.setattr(export, "ONNX", ("no-such-package",))
+        monkeypatch.setitem(export.NEEDS, "onnx", (("no-such-package",), ""))
     x = torch.randn(32, 1, 8, 8)
     model = pfedgate.models.build("cnn_digits")
     gated = pfedgate.gate(model, x, budget=0.3)

@@ -228,6 +228,6 @@ def parameters(module: nn.Module) -> int:
 
 
 __all__ = [
-    "FORMATS", "Client", "InFile", "Savings", "client", "facts", "format_of", "need", "parameters", "quantise", "save",
-    "savings",
+    "FORMATS", "NEEDS", "Client", "InFile", "Savings", "client", "facts", "format_of", "need", "parameters", "quantise",
+    "save", "savings",
 ]  # fmt: skip
