@@ -150,20 +150,26 @@ def leaves_the_model(model: nn.Module, example: Given, place: str) -> bool:
     return False
 
 
-def outcome(model: nn.Module, example: Given, regions: Collection[str]) -> tuple[list[Any], list[Any]]:
-    """Results and gradients of a pass in which regions stand apart: their parameters are NaN for everything else.
+Outcome = tuple[list[Any], list[Any]]  # results and gradients
 
-    If they differ from those without regions, something reads past a region, or runs it again later (checkpoints). The
-    parameters are not the model's own, so that its own would be noticed.
-    """
-    if not regions:
-        model = copy.deepcopy(model)
-    numbers = {name: _other(p) for name, p in model.named_parameters()}
+
+def outcome(model: nn.Module, example: Given) -> Outcome:
+    """A pass of a model with other parameters than it has."""
+    twin = copy.deepcopy(model)
     with torch.no_grad():
-        for name, p in model.named_parameters() if not regions else ():
-            numbers[name] = p.copy_(numbers[name])
-    rest = set(outside(model, regions)) if regions else set(numbers)
+        for parameter in twin.parameters():
+            parameter.copy_(_other(parameter))
+    return _outcome(lambda: call(twin, example.clone()), list(twin.parameters()))
+
+
+def outcome_apart(model: nn.Module, example: Given, regions: Collection[str]) -> Outcome:
+    """The same where regions stand apart: for all else their parameters are NaN, and the model has its own.
+
+    If this is another outcome, something reads past a region, or runs it once more later (checkpoints).
+    """
+    rest = set(outside(model, regions))
     names = {id(p): name for name, p in model.named_parameters()}
+    numbers = {name: _other(p) for name, p in model.named_parameters()}
     lent = {name: p if name in rest else torch.full_like(p, torch.nan) for name, p in numbers.items()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     forwards: dict[nn.Module, Callable[..., Any]] = {}
@@ -171,13 +177,20 @@ def outcome(model: nn.Module, example: Given, regions: Collection[str]) -> tuple
         region = model.get_submodule(place)
         own = {local: numbers[names[id(p)]] for local, p in region.named_parameters()}
         forwards[region] = partial(_with, copy.deepcopy(region), own)
+
+    def run() -> Any:
+        with instead(forwards):
+            return functional(model, {**lent, **buffers}, example.clone())
+
+    return _outcome(run, list(numbers.values()))
+
+
+def _outcome(run: Callable[[], Any], parameters: list[Tensor]) -> Outcome:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
-        with instead(forwards):
-            whole = functional(model, {**lent, **buffers}, example.clone()) if regions else call(model, example.clone())
-        values = tree_leaves(whole)
+        values = tree_leaves(run())
         roots = [value.sum() for value in values if isinstance(value, Tensor) and value.requires_grad]
-        wanted = [p for p in numbers.values() if p.requires_grad]
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
         gradients = torch.autograd.grad(roots, wanted, allow_unused=True) if roots and wanted else ()
     return [value.detach() if isinstance(value, Tensor) else value for value in values], list(gradients)
 

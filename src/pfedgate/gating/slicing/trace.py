@@ -29,7 +29,15 @@ from pfedgate.gating.slicing.analysis import Analysis, Wishes
 from pfedgate.gating.slicing.axes import Layout, dense, is_dense
 from pfedgate.gating.slicing.capture import capture
 from pfedgate.gating.slicing.functional import SIGNATURES
-from pfedgate.gating.slicing.regions import SMALLEST, calls, leaves_the_model, outcome, outside, work_between
+from pfedgate.gating.slicing.regions import (
+    SMALLEST,
+    calls,
+    leaves_the_model,
+    outcome,
+    outcome_apart,
+    outside,
+    work_between,
+)
 from pfedgate.gating.slicing.rules import Restore, choose, joins
 from pfedgate.gating.slicing.rules.operations import PoolRule, Same
 from pfedgate.gating.slicing.steps import (
@@ -265,7 +273,7 @@ def _by_regions(model: nn.Module, example: Given, policy: Policy, reason: str) -
         raise Untraceable("nor can any of its submodules be followed")
     for training in (True, False):
         with mode(model, training), quiet(example.device), eager_attention():
-            own, apart = (_tried(partial(outcome, model, example, places)) for places in ((), parts))
+            own, apart = _tried(partial(outcome, model, example)), _tried(partial(outcome_apart, model, example, parts))
         if not all(len(a) == len(b) and all(map(alike, a, b)) for a, b in zip(own, apart, strict=True)):
             raise Untraceable("its forward reads parameters of its submodules, or runs them once more later")
     with mode(model, False), quiet(example.device), eager_attention():
