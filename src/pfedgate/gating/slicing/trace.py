@@ -58,6 +58,7 @@ from pfedgate.gating.slicing.steps import (
 Result = TypeVar("Result")
 
 _GAIN = 0.05  # share of FLOPs that torch.export must free beyond torch.fx, which follows any size of input
+_LITTLE, _MUCH = 0.5, 0.25  # regions are tried where so much is held back, and taken if they free so much more
 _INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}  # others end with "_"
 _RELU = (F.relu, torch.relu, torch.relu_)
 _MAX_POOL = (
@@ -88,12 +89,14 @@ def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
         # Modules without a rule may be made of operations that have one.
         if _held(best) < _GAIN or not any("has no rule" in reason and "kept" in reason for _, reason in best.notes):
             break
-    if best is not None:
+    if best is not None and _held(best) < _LITTLE:
         return best
+    why = reasons or [f"of its FLOPs no units can save {_held(best):.0%}" if best is not None else ""]
     try:
-        return _by_regions(twin, example, policy, "; ".join(dict.fromkeys(reasons)))
+        regions = _by_regions(twin, example, policy, "; ".join(dict.fromkeys(why)))
     except Untraceable as error:
-        return Network(None, reason="; ".join(dict.fromkeys([*reasons, str(error)])))
+        return best or Network(None, reason="; ".join(dict.fromkeys([*reasons, str(error)])))
+    return regions if best is None or _held(regions) < _held(best) - _MUCH else best
 
 
 def _held(network: Network) -> float:
@@ -272,8 +275,11 @@ def _by_regions(model: nn.Module, example: Given, policy: Policy, reason: str) -
     if not parts:
         raise Untraceable("nor can any of its submodules be followed")
     for training in (True, False):
-        with mode(model, training), quiet(example.device), eager_attention():
-            own, apart = _tried(partial(outcome, model, example)), _tried(partial(outcome_apart, model, example, parts))
+        with mode(model, training), eager_attention():
+            with quiet(example.device):
+                own = _tried(partial(outcome, model, example))
+            with quiet(example.device):  # from the same random state
+                apart = _tried(partial(outcome_apart, model, example, parts))
         if not all(len(a) == len(b) and all(map(alike, a, b)) for a, b in zip(own, apart, strict=True)):
             raise Untraceable("its forward reads parameters of its submodules, or runs them once more later")
     with mode(model, False), quiet(example.device), eager_attention():
