@@ -1,8 +1,9 @@
 """Many small clients at once: one vectorised step for all of them instead of one after the other.
 
-Parameters of C clients lie in one C×d matrix and `torch.func.vmap` computes all gradients together. Clients of
-different sizes are padded and masked; one that has run out of batches drops out. Each client sees exactly
-the batches it would see alone, and its result agrees with the sequential one to about 1e-7.
+Parameters of C clients lie in one C×d matrix, and all gradients are computed together: by batched matrix products
+(`Beside`), or by `torch.func.vmap` for models that these do not fit. Clients of different sizes are padded and masked;
+one that has run out of batches drops out. Each client sees exactly the batches it would see alone, and its result
+agrees with the sequential one to about 1e-7.
 """
 
 from __future__ import annotations
@@ -65,10 +66,13 @@ def _fit(task: Task, states: Sequence[State], locals: Sequence[Local]) -> list[F
     else:
         vectors = torch.stack([flat(pick(state, names)) for state in states]).to(device)
     batches, counts = _batches(task, locals)
-    x = torch.cat([local.train.x for local in locals]).to(device)
-    y = torch.cat([local.train.y for local in locals]).to(device)
+    parts = [local.train for local in locals]
+    # Our own parts are read at once. Others have `x` and `y` alone.
+    read = getattr(type(parts[0]), "together", lambda parts: None)(parts)
+    x, y = read or (torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    x, y = x.to(device), y.to(device)
     gradients = _gradients(task.model, task.loss, tuple(layout))
-    stepper = Stepper(task.optim, task.optim.lr * locals[0].round.factor)
+    stepper = Stepper(task.optim, task.optim.lr * locals[0].round.factor, keeps=True)
     losses = torch.zeros(len(locals), device=device)
     samples = np.zeros(len(locals), dtype=np.int64)
     first = 0
@@ -96,11 +100,15 @@ def _fit(task: Task, states: Sequence[State], locals: Sequence[Local]) -> list[F
     # Views of all clients at once: cut client by client they would cost a sixth of a round.
     columns = [piece.view(len(locals), *shape).unbind(0) for piece, (_, shape) in pieces]
     return [
-        Fit(dict(zip(names, values, strict=True)), total / steps if steps else float("nan"), steps, seen, seen * cost)
-        for values, total, steps, seen in zip(
-            zip(*columns, strict=True), losses.tolist(), counts.tolist(), samples.tolist(), strict=True
+        Fit(
+            dict(zip(names, values, strict=True)), total / steps if steps else float("nan"), steps, seen, seen * cost,
+            vector=vector,
         )
-    ]
+        for values, total, steps, seen, vector in zip(
+            zip(*columns, strict=True), losses.tolist(), counts.tolist(), samples.tolist(), vectors.unbind(0),
+            strict=True,
+        )
+    ]  # fmt: skip
 
 
 def _batches(task: Task, locals: Sequence[Local]) -> tuple[list[tuple[Tensor, Tensor]], np.ndarray[Any, Any]]:
@@ -180,7 +188,7 @@ class Beside:
         for leaf in self.model.modules():
             own = {name: names[id(value)] for name, value in leaf.named_parameters(recurse=False)}
             if own:
-                setattr(leaf, "forward", partial(self._layer, leaf, own))  # noqa: B010 (mypy refuses a plain one)
+                leaf.forward = partial(self._layer, leaf, own)
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, layout: tuple[tuple[str, torch.Size], ...]) -> Beside | None:
@@ -206,15 +214,15 @@ class Beside:
         named = zip(pieces, self.layout, strict=True)
         return {name: piece.view(len(matrix), *shape) for piece, (name, shape) in named}
 
-    def _layer(self, layer: nn.Linear | nn.LayerNorm, own: dict[str, str], x: Tensor) -> Tensor:
+    def _layer(self, layer: nn.Module, own: dict[str, str], x: Tensor) -> Tensor:
         """A layer's forward pass with the weight and the bias of every client."""
+        entry = x.shape[-1:]
         if isinstance(layer, nn.LayerNorm):
-            x, width = F.layer_norm(x, layer.normalized_shape, eps=layer.eps), x.shape[x.ndim - len(layer.normalized_shape) :]
-        else:
-            width = x.shape[-1:]
-        rows = x.reshape(len(self.values[own["weight"]]), -1, *width)
-        out: Tensor = _Layer.apply(rows, self, own, self.start)
-        return out.view(*x.shape[: x.ndim - len(width)], *out.shape[2:])
+            entry = torch.Size(layer.normalized_shape)
+            x = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+        rows = x.reshape(len(self.values[own["weight"]]), -1, *entry)
+        out: Tensor = _Layer.apply(rows, self, own, self.start)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[: x.ndim - len(entry)], *out.shape[2:])
 
     def put(self, name: str, write: Callable[..., Any], *given: Any) -> None:
         """Let an operation write a gradient, or add it to that of an earlier use of the same parameter."""
@@ -238,7 +246,7 @@ class _Layer(torch.autograd.Function):
         return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         if ctx.matrix:
             ctx.beside.put(ctx.own["weight"], torch.bmm, gradient.mT, x)
