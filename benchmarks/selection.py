@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from tests.support import selection as s
 
-from pfedgate.core import measure
 from pfedgate.gating.selection.budget import Budget, CostModel, Selector
+from pfedgate.runs.environment import environment
 
 REPETITIONS = 15
 SEEDS = 5
@@ -87,9 +87,7 @@ def main() -> None:
         print(f"{name:36}{selector.solver:>10}{build:>10.1f}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
         rows.append(row)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(
-        json.dumps({"machine": {**measure.machine(), "load": os.getloadavg()[0]}, "rows": rows}, indent=1) + "\n"
-    )
+    args.out.write_text(json.dumps({**environment(), "load": os.getloadavg()[0], "rows": rows}, indent=1) + "\n")
 
 
 def milliseconds(selector: Selector, importance: s.Floats) -> float:

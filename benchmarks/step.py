@@ -1,9 +1,12 @@
 """A training step of the gated model against the plain dense module: time, peak tensor bytes, FLOPs.
 
-Forward, backward and SGD step with momentum, interleaved medians, channels-last on both sides. Beside the time by the
-clock stands that of the processor, which other processes of a busy machine hardly touch (of all threads: compare it
-where there is one). Run `make bench`, or `python benchmarks/step.py --quick`; `--network`, `--batch` and `--threads`
-measure only some rows again. Every case is written to benchmarks/results/step.json as soon as it is measured.
+Beside it stands the step of the compact network with the same blocks: what the gated one could be at best. Forward,
+backward and SGD step with momentum, in turn, channels-last on both sides. `time` compares medians by the clock,
+`processor` and `/ compact` the least time of the processor, which other processes of a busy machine hardly touch (of
+all threads: compare it where there is one). An operation takes microseconds however small its tensors are, so the
+number of operations says what a small network can reach. Run `make bench`, or `python benchmarks/step.py --quick`;
+`--network`, `--batch` and `--threads` measure only some rows again. Every case is written to
+benchmarks/results/step.json as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -27,13 +30,15 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pfedgate
 from pfedgate import models
 from pfedgate.core import measure
-from pfedgate.training import memory
+from pfedgate.engine.workers import steady
+from pfedgate.runs.environment import environment
 
-NETWORKS = {"cnn_cifar10": ((3, 32, 32), 10), "cnn_femnist": ((1, 28, 28), 62)}
+NETWORKS = ("cnn_cifar10", "cnn_femnist", "cnn_digits", "mlp")
 BUDGETS = (1.0, 0.5, 0.3)
 WARM_UP = 2
 
@@ -61,34 +66,55 @@ def gated_step(gated: pfedgate.GatedModel, x: Tensor, y: Tensor) -> Callable[[],
 
 
 def timed(steps: Mapping[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of each step, called in turn: by the clock, and of the processor."""
+    """Seconds of each step, called in turn: by the clock the median, of the processor the least."""
     both: dict[str, list[tuple[float, float]]] = {key: [] for key in steps}
     for _ in range(WARM_UP + repeats):
         for key, step in steps.items():
             start = time.perf_counter(), time.process_time()
             step()
             both[key].append((time.perf_counter() - start[0], time.process_time() - start[1]))
-    wall, processor = (
-        {key: statistics.median(pair[i] for pair in pairs[WARM_UP:]) for key, pairs in both.items()} for i in (0, 1)
-    )
-    return wall, processor
+    wall = {key: statistics.median(pair[0] for pair in pairs[WARM_UP:]) for key, pairs in both.items()}
+    return wall, {key: min(pair[1] for pair in pairs[WARM_UP:]) for key, pairs in both.items()}
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(step: Callable[[], Any]) -> int:
+    with Counter() as counter:
+        step()
+    return counter.number
 
 
 def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)  # networks, gates and so what is kept
-    shape, classes = NETWORKS[name]
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batch, *shape, generator=generator).to(memory_format=torch.channels_last)
-    y = torch.randint(0, classes, (batch,), generator=generator)
-    dense = models.build(name, shape, classes).to(memory_format=torch.channels_last)
+    x = models.example(name, batch, generator)
+    layout = torch.channels_last if x.ndim == 4 else torch.preserve_format
+    x, dense = x.to(memory_format=layout), models.build(name).to(memory_format=layout)
+    y = torch.randint(0, dense(x).shape[1], (batch,), generator=generator)
     steps: dict[str, Callable[[], Any]] = {"dense": dense_step(dense, x, y)}
     gates: dict[str, pfedgate.GatedModel] = {}
     for budget in BUDGETS:
-        model = models.build(name, shape, classes).to(memory_format=torch.channels_last)
+        model = models.build(name).to(memory_format=layout)
         # Fresh networks, so gates as pFedGate begins with, and blocks as in the recipes: ranked as they stand, in steps
         # of four units.
-        gates[f"s = {budget:g}"] = pfedgate.gate(model, x, budget=budget, smallest=0.1, gate={"ranking": "nested"})
-        steps[f"s = {budget:g}"] = gated_step(gates[f"s = {budget:g}"], x, y)
+        gated = gates[f"s = {budget:g}"] = pfedgate.gate(
+            model, x, budget=budget, smallest=0.1, gate={"ranking": "nested"}
+        )
+        steps[f"s = {budget:g}"] = gated_step(gated, x, y)
+        if budget < 1:
+            least = pfedgate.compact(gated, x).to(memory_format=layout).train().requires_grad_()
+            steps[f"compact, s = {budget:g}"] = dense_step(least, x, y)
     chooser = gates[f"s = {BUDGETS[-1]:g}"]
 
     def gate_only() -> None:
@@ -100,8 +126,10 @@ def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
     seconds, processor = timed(steps, repeats)
     peaks = {key: measure.peak_bytes(step) for key, step in steps.items()}
     flops = {key: measure.flops(step) for key, step in steps.items()}
+    operations = {key: counted(step) for key, step in steps.items()}
     rows = []
     for key in steps:
+        small = f"compact, {key}"
         cost = gates[key].last.cost if key in gates and gates[key].last is not None else {}  # type: ignore[union-attr]
         rows.append(
             {
@@ -112,6 +140,8 @@ def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
                 "ms": seconds[key] * 1e3,
                 "time": seconds[key] / seconds["dense"],
                 "processor_time": processor[key] / processor["dense"],
+                "against_compact": processor[key] / processor[small] if small in steps else None,
+                "operations": operations[key],
                 "peak": peaks[key] / peaks["dense"],
                 "flops": flops[key] / flops["dense"],
                 "selected": cost,
@@ -122,15 +152,23 @@ def case(name: str, batch: int, repeats: int) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="step of the gated model / step of the dense module")
-    for column in ("network", "threads", "batch", "case", "ms", "time", "processor", "peak bytes", "FLOPs", "selected"):
+    for column in (
+        "network", "threads", "batch", "case", "ms", "time", "processor", "/ compact", "operations", "peak bytes",
+        "FLOPs", "selected",
+    ):  # fmt: skip
         table.add_column(column)
     for r in rows:
         selected = " ".join(f"{k} {v:.2f}" for k, v in r["selected"].items())
         table.add_row(
             r["network"], str(r["threads"]), str(r["batch"]), r["case"], f"{r['ms']:.1f}", f"{r['time']:.2f}",
-            f"{r['processor_time']:.2f}", f"{r['peak']:.2f}", f"{r['flops']:.2f}", selected,
+            f"{r['processor_time']:.2f}", _known(r["against_compact"]), str(r["operations"]), f"{r['peak']:.2f}",
+            f"{r['flops']:.2f}", selected,
         )  # fmt: skip
-    Console(width=140).print(table)
+    Console(width=160).print(table)
+
+
+def _known(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def main() -> None:
@@ -143,7 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step.json")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    memory.steady()  # as in every run, on both sides: else the kernel clears pages anew in every step
+    steady()  # as in every run, on both sides: else the kernel clears pages anew in every step
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     networks = args.network or (["cnn_cifar10"] if args.quick else list(NETWORKS))
@@ -154,9 +192,7 @@ def main() -> None:
         # Short steps vary most, and are repeated most.
         made = case(name, batch, max(args.repeats // 3, args.repeats * 128 // batch))
         rows = [r for r in rows if (r["network"], r["threads"], r["batch"]) != (name, threads, batch)] + made
-        args.out.write_text(
-            json.dumps({"machine": {**measure.machine(), "load": os.getloadavg()[0]}, "rows": rows}, indent=1) + "\n"
-        )
+        args.out.write_text(json.dumps({**environment(), "load": os.getloadavg()[0], "rows": rows}, indent=1) + "\n")
     show([r for r in rows if (r["network"], r["threads"], r["batch"]) in wanted])
 
 

@@ -2,8 +2,9 @@
 
 Every model has random weights. It is wrapped, its sliced pass is compared with the masked one, real FLOPs are counted,
 and steps are timed: dense, gated, and of the compact network with the same blocks. Run `python benchmarks/zoo.py`, or
-for some of them `--only bert --only 'timm/.*'`; `--quick` leaves out what takes long. Each row is written to
-benchmarks/results/zoo.json as soon as it is measured, and `--table` writes docs/results/zoo.md from it.
+for some of them `--only bert --only 'timm/.*'`; `--quick` leaves out what takes long. Each row is added to
+benchmarks/results/zoo.jsonl as soon as it is measured, with the commit: `--new` goes on where a run of this commit was
+stopped. `--table` writes docs/results/zoo.md from the newest row of each architecture.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import platform
 import re
 import signal
 import statistics
+import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,11 @@ import pfedgate
 from pfedgate import Budget
 
 ROOT = Path(__file__).parent
-RESULTS = ROOT / "results" / "zoo.json"
+RESULTS = ROOT / "results" / "zoo.jsonl"
 BUDGETS = (0.5, 0.3)
-CLASSES, LONGEST = 10, 600  # seconds for one architecture
+SIDE = 64  # pixels of an image, where an architecture takes that
+CLASSES, LONGEST = 10, 900  # seconds for one architecture
+WRONG = 1e-4  # relative difference of outputs in single precision from which on they count as wrong
 
 _WORDS: dict[str, Any] = {"vocab_size": 100}
 _WIDE: dict[str, Any] = {
@@ -182,6 +186,22 @@ TIMM = {  # a small member of each family
     "volo": "volo_d1_224",
     "xception_aligned": "xception41",
     "xcit": "xcit_nano_12_p16_224",
+    "cpubone": "cpubone_nano",
+    "csatv2": "csatv2",
+    "deepseek_vit": "deepseek_vit_412m",
+    "efficientvim": "efficientvim_m1",
+    "gemma4_vit": "gemma4_vit_167m",
+    "hieradet_sam2": "sam2_hiera_tiny",
+    "iformer": "iformer_t",
+    "lowformer": "lowformer_b0",
+    "mobilenetv5": "mobilenetv5_base",
+    "naflexvit": "naflexvit_base_patch16_gap",
+    "nasnet": "nasnetalarge",
+    "pnasnet": "pnasnet5large",
+    "qwen3_vit": "qwen3_vit_88m",
+    "vision_transformer_hybrid": "vit_tiny_r_s16_p8_224",
+    "vision_transformer_sam": "samvit_base_patch16_224",
+    "vitamin": "vitamin_small_224",
 }
 TORCHVISION = (
     "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3",
@@ -189,13 +209,120 @@ TORCHVISION = (
     "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vgg11_bn", "vit_b_16",
     "wide_resnet50_2", "maxvit_t",
 )  # fmt: skip
-PYTORCHCV = tuple(
-    f"{name}_cifar10"
-    for name in (
-        "resnet20", "preresnet20", "resnext20_4x16d", "seresnet20", "densenet40_k12", "pyramidnet110_a48", "wrn16_10",
-        "nin", "ror3_56", "shakeshakeresnet20_2x16d", "diaresnet20", "xdensenet40_2_k24_bc", "sepreresnet20",
-    )
-)  # fmt: skip
+PYTORCHCV = {  # a small member of each family that classifies images
+    "alexnet": "alexnetb",
+    "zfnet": "zfnet",
+    "vgg": "vgg11",
+    "bninception": "bninception",
+    "resnet": "resnet18_wd4",
+    "preresnet": "preresnet18_wd4",
+    "resnext": "resnext14_32x2d",
+    "seresnet": "seresnet10",
+    "sepreresnet": "sepreresnet10",
+    "seresnext": "seresnext50_32x4d",
+    "senet": "senet16",
+    "resnesta": "resnestabc14",
+    "ibnresnet": "ibn_resnet50",
+    "ibnbresnet": "ibnb_resnet50",
+    "ibnresnext": "ibn_resnext50_32x4d",
+    "ibndensenet": "ibn_densenet121",
+    "airnet": "airnet50_1x64d_r16",
+    "airnext": "airnext50_32x4d_r2",
+    "bamresnet": "bam_resnet18",
+    "cbamresnet": "cbam_resnet18",
+    "resattnet": "resattnet56",
+    "sknet": "sknet50",
+    "scnet": "scnet50",
+    "regnet": "regnetx002",
+    "diaresnet": "diaresnet10",
+    "diapreresnet": "diapreresnet10",
+    "pyramidnet": "pyramidnet101_a360",
+    "diracnetv2": "diracnet18v2",
+    "sharesnet": "sharesnet18",
+    "densenet": "densenet121",
+    "condensenet": "condensenet74_c8_g8",
+    "sparsenet": "sparsenet121",
+    "peleenet": "peleenet",
+    "wrn": "wrn50_2",
+    "drn": "drnd22",
+    "dpn": "dpn68",
+    "darknet": "darknet_tiny",
+    "darknet53": "darknet53",
+    "channelnet": "channelnet",
+    "revnet": "revnet38",
+    "irevnet": "irevnet301",
+    "bagnet": "bagnet9",
+    "dla": "dla46xc",
+    "msdnet": "msdnet22",
+    "fishnet": "fishnet99",
+    "espnetv2": "espnetv2_wd2",
+    "dicenet": "dicenet_wd5",
+    "hrnet": "hrnet_w18_small_v1",
+    "vovnet": "vovnet27s",
+    "selecsls": "selecsls42",
+    "hardnet": "hardnet39ds",
+    "xdensenet": "xdensenet121_2",
+    "squeezenet": "squeezenet_v1_1",
+    "squeezenext": "sqnxt23_w1",
+    "shufflenet": "shufflenet_g3_wd4",
+    "shufflenetv2": "shufflenetv2_wd2",
+    "shufflenetv2b": "shufflenetv2b_wd2",
+    "menet": "menet108_8x1_g3",
+    "mobilenet": "mobilenet_wd4",
+    "mobilenetb": "mobilenetb_wd4",
+    "fdmobilenet": "fdmobilenet_wd4",
+    "mobilenetv2": "mobilenetv2_wd4",
+    "mobilenetv3": "mobilenetv3_small_w7d20",
+    "igcv3": "igcv3_wd4",
+    "ghostnet": "ghostnet",
+    "mnasnet": "mnasnet_small",
+    "darts": "darts",
+    "proxylessnas": "proxylessnas_mobile",
+    "fbnet": "fbnet_cb",
+    "xception": "xception",
+    "inceptionv3": "inceptionv3",
+    "inceptionv4": "inceptionv4",
+    "inceptionresnetv1": "inceptionresnetv1",
+    "inceptionresnetv2": "inceptionresnetv2",
+    "polynet": "polynet",
+    "nasnet": "nasnet_4a1056",
+    "pnasnet": "pnasnet5large",
+    "spnasnet": "spnasnet",
+    "efficientnet": "efficientnet_b0",
+    "efficientnetedge": "efficientnet_edge_small_b",
+    "mixnet": "mixnet_s",
+    "isqrtcovresnet": "isqrtcovresnet18",
+    "resneta": "resneta10",
+    "resnetd": "resnetd50b",
+    "fastseresnet": "fastseresnet101b",
+    "octresnet": "octresnet10_ad2",
+    "tresnet": "tresnet_m",
+    "nin_cifar": "nin_cifar10",
+    "resnet_cifar": "resnet20_cifar10",
+    "preresnet_cifar": "preresnet20_cifar10",
+    "resnext_cifar": "resnext20_32x2d_cifar10",
+    "seresnet_cifar": "seresnet20_cifar10",
+    "sepreresnet_cifar": "sepreresnet20_cifar10",
+    "pyramidnet_cifar": "pyramidnet110_a48_cifar10",
+    "densenet_cifar": "densenet40_k12_cifar10",
+    "xdensenet_cifar": "xdensenet40_2_k24_bc_cifar10",
+    "wrn_cifar": "wrn16_10_cifar10",
+    "wrn1bit_cifar": "wrn20_10_1bit_cifar10",
+    "ror_cifar": "ror3_56_cifar10",
+    "rir_cifar": "rir_cifar10",
+    "msdnet_cifar10": "msdnet22_cifar10",
+    "resdropresnet_cifar": "resdropresnet20_cifar10",
+    "shakeshakeresnet_cifar": "shakeshakeresnet20_2x16d_cifar10",
+    "shakedropresnet_cifar": "shakedropresnet20_cifar10",
+    "fractalnet_cifar": "fractalnet_cifar10",
+    "diaresnet_cifar": "diaresnet20_cifar10",
+    "diapreresnet_cifar": "diapreresnet20_cifar10",
+    "resnet_cub": "resnet10_cub",
+    "seresnet_cub": "seresnet10_cub",
+    "mobilenet_cub": "mobilenet_w1_cub",
+    "proxylessnas_cub": "proxylessnas_cpu_cub",
+    "ntsnet_cub": "ntsnet_cub",
+}
 TORCH = ("transformer_encoder", "lstm", "gru")
 
 
@@ -217,12 +344,13 @@ def vision_library() -> Any:
     return None
 
 
-def architectures() -> Iterator[str]:
-    for library, names in (
-        ("transformers", TRANSFORMERS), ("timm", TIMM), ("torchvision", TORCHVISION), ("pytorchcv", PYTORCHCV),
-        ("torch", TORCH),
-    ):  # fmt: skip
-        yield from (f"{library}/{name}" for name in names)
+LIBRARIES: dict[str, Iterable[str]] = {
+    "transformers": TRANSFORMERS, "timm": TIMM, "torchvision": TORCHVISION, "pytorchcv": PYTORCHCV, "torch": TORCH,
+}  # fmt: skip
+
+
+def architectures() -> list[str]:
+    return [f"{library}/{name}" for library, names in LIBRARIES.items() for name in names]
 
 
 def build(architecture: str) -> tuple[nn.Module, Tensor]:
@@ -238,29 +366,44 @@ def build(architecture: str) -> tuple[nn.Module, Tensor]:
     if library == "timm":
         import timm
 
-        model = timm.create_model(TIMM[name], num_classes=CLASSES)
-        for size in ((3, 64, 64), model.default_cfg["input_size"]):  # the smaller one where the model takes it
-            x = torch.randn(2, *size)
-            try:
-                model.eval()(x)
-            except Exception:
-                continue
-            return model, x
-        raise RuntimeError("it does not run on its own input size")
+        try:  # patches of a small image
+            model = timm.create_model(TIMM[name], num_classes=CLASSES, img_size=SIDE)
+        except (TypeError, ValueError, RuntimeError, AssertionError):  # it takes no size, or not this one
+            model = timm.create_model(TIMM[name], num_classes=CLASSES)
+        return model, images(model, SIDE, model.default_cfg["input_size"][1])
     if library == "torchvision":
         import torchvision
 
         options = {"init_weights": False, "aux_logits": False} if name in ("googlenet", "inception_v3") else {}
         model = torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options)
-        return model, torch.randn(2, 3, 224 if name != "inception_v3" else 299, 224 if name != "inception_v3" else 299)
+        return model, images(model, SIDE, 224 if name != "inception_v3" else 299)
     if library == "pytorchcv":
         from pytorchcv.model_provider import get_model
 
-        return get_model(name, pretrained=False), torch.randn(2, 3, 32, 32)
+        model = get_model(PYTORCHCV[name], pretrained=False)
+        features, own = getattr(model, "features", None), getattr(model, "in_size", (224, 224))[0]
+        if isinstance(getattr(features, "final_pool", None), nn.AvgPool2d):  # over all positions
+            features.final_pool = nn.AdaptiveAvgPool2d(1)
+        return model, images(model, min(SIDE, own), own)
     if name == "transformer_encoder":
         layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
         return nn.TransformerEncoder(layer, 2), torch.randn(4, 16, 64)
     return _Recurrent(getattr(nn, name.upper())), torch.randn(4, 16, 32)
+
+
+def images(model: nn.Module, *sizes: int) -> Tensor:
+    """Two images, of the smallest size that the model takes; it is in evaluation afterwards."""
+    for size in sizes:
+        x = torch.randn(2, 3, size, size)
+        try:
+            for training in (True, False):
+                with torch.no_grad():
+                    model.train(training)(x)
+        except Exception as error:  # the larger size may do
+            reason = error
+            continue
+        return x
+    raise RuntimeError(f"it does not run on its own input size: {reason}")
 
 
 class _Recurrent(nn.Module):
@@ -325,7 +468,10 @@ def measure(architecture: str, quick: bool) -> dict[str, Any]:
     row["parameters"] = sum(p.numel() for p in model.parameters())
     began = time.perf_counter()
     small = {"pool": 1, "max_share": 10.0}
-    gated = pfedgate.gate(model, x, Budget(params=1.0), gate=small, generator=torch.Generator().manual_seed(0))
+    try:
+        gated = pfedgate.gate(model, x, Budget(params=1.0), gate=small, generator=torch.Generator().manual_seed(0))
+    except (TypeError, ValueError) as error:  # as the library refuses, with a reason
+        return row | {"execution": "refused", "reason": str(error)[:300]}
     row["seconds to wrap"], row["execution"] = time.perf_counter() - began, gated.execution
     plan = gated.plan
     row["gate"] = gated.gate.size / plan.size
@@ -352,6 +498,7 @@ def measure(architecture: str, quick: bool) -> dict[str, Any]:
         )  # type: ignore[union-attr]
         with torch.no_grad():
             result = gated(x)
+            gated.model.train().eval()  # some forget on the way what they computed from other weights
             gated.execution = "masked"
             cell["error"] = distance(result, gated(x))
             gated.execution = "sliced"
@@ -378,6 +525,10 @@ def _too_long(number: int, frame: Any) -> None:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """The page docs/results/zoo.md."""
+    commits = sorted({row["commit"] for row in rows.values()})
+    silent = [name for name, row in rows.items() if row.get("execution") == "masked" and not row.get("reason")]
+    errors = [cell.get("error", 0.0) for row in rows.values() for cell in cells(row)]
+    machine = f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread"
     lines = [
         "# Architectures",
         "",
@@ -386,35 +537,50 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "at s* what `gated.verify` counted under `Budget(params=s, flops=s)`; times are medians of processor time,",
         "relative to the dense module; *error* is the largest relative difference between sliced and masked outputs.",
         "",
-    ]
-    machine = f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread"
-    lines += [
-        f"Printed by `python benchmarks/zoo.py --table` ({machine}, seed 0).",
-        "Transformers are small configurations, others are as their libraries build them,",
-        "on images of 64 or 96 pixels where they take them.",
-        "Each row was measured alone, most with `--quick`, which times nothing.",
+        f"Printed by `python benchmarks/zoo.py --table` ({machine}, seed 0; measured at commit",
+        f"{', '.join(commits)}). Transformers are small configurations, others are the smallest or a small",
+        "member of their family as the library builds it, on images of 64 pixels where it takes them (with a pool over",
+        "all positions before the classifier) and of its own size where not. A run with `--quick` times nothing.",
         "",
+        f"Of {len(rows)} architectures, {sum(error > WRONG for error in errors)} have a wrong output (an error above "
+        f"{WRONG:.0e}),",
+        f"{len(silent)} are masked without a reason, and {sum('failed' in row for row in rows.values())} end in an "
+        "error that is not one of ours.",
+        "",
+        "| library | architectures | sliced: at least half of the FLOPs | of these feasible at s = .5 |",
+        "|---|---|---|---|",
     ]
-    for library in ("transformers", "timm", "torchvision", "pytorchcv", "torch"):
-        own = {name: row for name, row in rows.items() if name.startswith(f"{library}/")}
-        if not own:
+    for library in LIBRARIES:
+        own = [row for name, row in rows.items() if name.startswith(f"{library}/")]
+        if own:
+            lines.append(f"| {library} | {len(own)} | {sum(map(halved, own))} | {sum(map(usable, own))} |")
+    lines.append("")
+    for library in LIBRARIES:
+        part = {name: row for name, row in rows.items() if name.startswith(f"{library}/")}
+        if not part:
             continue
-        good = sum(1 for row in own.values() if usable(row))
-        half = sum(1 for row in own.values() if row.get("sliced", {}).get("flops", 0) >= 0.5)
         lines += [
             f"## {library}", "",
-            f"{half} of {len(own)} are sliced (at least half of their FLOPs), {good} of them feasible at s = .5.", "",
             "| architecture | by | sliced | least | FLOPs at .5 | at .3 | step at .5 | inference at .3: gated, compact "
             "| gate | error |",
             "|---|---|---|---|---|---|---|---|---|---|",
         ]  # fmt: skip
-        lines += [_line(name, row) for name, row in sorted(own.items())]
+        lines += [_line(name, row) for name, row in sorted(part.items())]
         lines.append("")
     return "\n".join(lines)
 
 
+def cells(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured under each budget."""
+    return [row[f"s={share}"] for share in BUDGETS if f"s={share}" in row]
+
+
+def halved(row: dict[str, Any]) -> bool:
+    return bool(row.get("sliced", {}).get("flops", 0) >= 0.5)
+
+
 def usable(row: dict[str, Any]) -> bool:
-    return row.get("sliced", {}).get("flops", 0) >= 0.5 and "flops" in row.get("s=0.5", {})
+    return halved(row) and "flops" in row.get("s=0.5", {})
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
@@ -441,28 +607,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], help="architectures that match this, as 'timm/res.*'")
     parser.add_argument("--quick", action="store_true", help="no timings")
-    parser.add_argument("--new", action="store_true", help="only those without a row")
+    parser.add_argument("--new", action="store_true", help="only those without a row of this commit")
     parser.add_argument("--table", action="store_true", help="write docs/results/zoo.md, measure nothing")
     given = parser.parse_args()
-    rows: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows = newest()
     if given.table:
         (ROOT.parent / "docs" / "results" / "zoo.md").write_text(table(rows) + "\n")
         return
+    commit = _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "src") else "")
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     vision_library()
     signal.signal(signal.SIGALRM, _too_long)
     for name in architectures():
-        if (given.only and not any(re.fullmatch(one, name) for one in given.only)) or (given.new and name in rows):
+        there = rows.get(name, {}).get("commit") == commit
+        if (given.only and not any(re.fullmatch(one, name) for one in given.only)) or (given.new and there):
             continue
         signal.alarm(LONGEST)
+        began = time.process_time()
         try:
-            rows[name] = measure(name, given.quick)
+            row = measure(name, given.quick)
         except Exception as error:  # whatever a library or a model does: the row says so
-            rows[name] = {"architecture": name, "failed": f"{type(error).__name__}: {error}"[:300]}
+            row = {"architecture": name, "failed": f"{type(error).__name__}: {error}"[:300]}
         signal.alarm(0)
-        print(json.dumps(rows[name]), flush=True)
-        RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        row |= {"commit": commit, "seconds": round(time.process_time() - began, 1)}
+        print(json.dumps(row), flush=True)
+        with RESULTS.open("a") as lines:
+            lines.write(json.dumps(row, sort_keys=True) + "\n")
+
+
+def newest() -> dict[str, dict[str, Any]]:
+    """The newest row of each architecture."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    rows = {row["architecture"]: row for row in map(json.loads, lines)}
+    return {name: rows[name] for name in architectures() if name in rows}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT.parent, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support import fuzz
 from tests.support.world import ALGORITHMS, example, federation
 
+from pfedgate.algorithms.fedpac import mixture
 from pfedgate.core.algorithm import Algorithm
 from pfedgate.core.kinds import METRICS
 from pfedgate.core.state import finite
@@ -193,6 +195,37 @@ def test_weights_must_be_positive(weight: float) -> None:
     algorithm, _, [(card, got, update), *_] = honest("fedavg", "plain")
     with pytest.raises(Refused, match="weight"):
         boundary.admit(algorithm, got, card, Update(update.shared, weight))
+
+
+def test_statistics_far_apart_end_no_run() -> None:
+    """FedPAC: their squares lose more to rounding than the spreads are (found among a million fuzzed updates)."""
+    stream = torch.Generator().manual_seed(0)
+    for size in (1e6, 1e9):
+        apart = [size * torch.randn(3, 4, generator=stream, dtype=torch.float64) for _ in range(4)]
+        weights = mixture(1, [*apart, apart[0] * (1 - 1e-16), apart[1]], [1e-12] * 6)
+        assert sum(weights) == pytest.approx(1)
+        assert min(weights) >= 0
+
+
+@pytest.mark.parametrize("model", ["plain", "norms"])
+@pytest.mark.parametrize(
+    ("name", "part", "change", "reason"),
+    [
+        ("fedpac", "counts", lambda counts: counts * 1e6, "nor more than"),
+        ("fedpac", "counts", lambda counts: -counts, "must not be negative"),
+        ("pfedfda", "covariance", torch.zeros_like, "no covariance"),
+        ("pfedfda", "covariance", lambda value: -value, "no covariance"),
+        ("pfedfda", "covariance", lambda value: value + 100 * torch.ones_like(value).triu(1), "no covariance"),
+    ],
+)
+def test_statistics_that_cannot_be_are_refused(name: str, part: str, change: Any, reason: str, model: str) -> None:
+    """They would outweigh all other clients, or fail on every client that computes a head from them."""
+    algorithm, _, [(card, got, update), *_] = honest(name, model)
+    (key,) = (key for key in update.shared if key.endswith(f"/{part}"))
+    spoilt = {**update.shared, key: change(update.shared[key])}
+    for weight in (update.weight, 1e9):
+        with pytest.raises(Refused, match=reason):
+            boundary.admit(algorithm, got, card, replace(update, shared=spoilt, weight=weight))
 
 
 def test_a_number_that_says_nothing_is_left_out() -> None:

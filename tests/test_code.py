@@ -15,7 +15,10 @@ from pfedgate import report
 from pfedgate.cli import app
 from pfedgate.config import code
 from pfedgate.config.recipe import RecipeError, resolve
+from pfedgate.core.modules import module
 from pfedgate.deploy import flower
+from pfedgate.deploy.node import Node
+from pfedgate.deploy.starter import write_app
 from pfedgate.runs import folder as runfolder
 
 FILE = """
@@ -152,6 +155,28 @@ def test_workers_load_it_themselves(place: Path) -> None:
     alone = pfedgate.run(place / "recipe.toml", run={"workers": 1, "callbacks": []})
     two = pfedgate.run(place / "recipe.toml", run={"workers": 2, "callbacks": []})
     assert two.summary["misses"] == alone.summary["misses"]
+
+
+@pytest.mark.filterwarnings("ignore:this recipe runs code")
+def test_an_app_for_flower_brings_the_code_and_the_tuned_settings(place: Path) -> None:
+    (place / "recipe.tuned.toml").write_text("[tuned.fedavg.train]\nlr = 0.25\n")
+    comment = "# names mine.py:build below\n"
+    (place / "recipe.toml").write_text(comment + RECIPE)
+    app = write_app("app", place / "recipe.toml")
+    shutil.rmtree(place)
+    text = (app / "pfedgate_app/recipe.toml").read_text()
+    assert text.startswith(comment)
+    digest = code.digest(app / "pfedgate_app/code/mine.py")
+    assert f'"code/mine.py:build#{digest}"' in text
+    recipe = flower.read(app / "pfedgate_app/recipe.toml")
+    assert recipe.train.lr == 0.25
+    node = Node(recipe, {"partition-id": 0, "num-partitions": 2, "state-dir": "state"})
+    assert node.holding.clients == ["c0", "c2"]
+    assert module(node.algorithm.task, node.algorithm.init_server(0))[1].out_features == 12
+    (app / "pfedgate_app/code/mine.py").write_text(FILE + "\n")
+    code._module.cache_clear()
+    with pytest.raises(RecipeError, match="has changed since"):
+        Node(recipe, node.config).holding  # noqa: B018
 
 
 def test_who_starts_a_deployed_run_cannot_choose_code() -> None:

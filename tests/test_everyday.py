@@ -53,7 +53,6 @@ def shown(runs: Sequence[runfolder.Run]) -> str:
     return console.export_text()
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 def test_results_over_seeds_do_not_depend_on_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = call("run", "fedavg", "--rounds", "1", "--seeds", "3", "--out", str(tmp_path / "a"), *SMALL)

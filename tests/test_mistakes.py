@@ -119,7 +119,6 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: pyt
         assert message in told.stderr, words
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 def test_what_is_no_recipe_or_list_is_said() -> None:
     federation = data.from_arrays(X, Y, owners=WHO)
     with pytest.raises(ValueError, match=r"got Federation: data goes to data=…, a model to model=…"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.powercut import Disk, restore
+from tests.support.powercut import KILL, MODES, Disk, restore
 from tests.support.world import private_digests
 
 from pfedgate import experiment
@@ -48,13 +48,13 @@ def finish(folder: Path) -> None:
         experiment.run(RECIPE, out=folder)
 
 
-def cut(tmp_path: Path, every: int, checkpoints: int = 1) -> int:
-    """Cut the power at every so many operations of a run; how many cuts there were."""
+def cut(tmp_path: Path, every: int, checkpoints: int = 1, modes: tuple[str, ...] = MODES) -> int:
+    """Cut the power, or kill, at every so many operations of a run; how often that was."""
     recipe = {**RECIPE, "run": {**RECIPE["run"], "checkpoint_every": checkpoints}}
     experiment.run(recipe, out=tmp_path / "whole" / "run")
     whole = contents(tmp_path / "whole" / "run")
     (tmp_path / "disk").mkdir()
-    disk = Disk(tmp_path / "disk", lambda at: at % every == 0)
+    disk = Disk(tmp_path / "disk", lambda at: at % every == 0, modes)
     with disk.watching():
         experiment.run(recipe, out=tmp_path / "disk" / "run")
     assert contents(tmp_path / "disk" / "run") == whole
@@ -66,8 +66,6 @@ def cut(tmp_path: Path, every: int, checkpoints: int = 1) -> int:
                 warnings.filterwarnings("error", message=".*going on from the checkpoint before")  # none is damaged
                 finish(place / "run")
             after = contents(place / "run")
-            if checkpoints > 1:
-                after["gates.jsonl"] = whole["gates.jsonl"]
             if after != whole:
                 faults.append(f"{operation}, {mode}: {[name for name in whole if after[name] != whole[name]]}")
         except Exception as error:
@@ -79,6 +77,12 @@ def cut(tmp_path: Path, every: int, checkpoints: int = 1) -> int:
 
 def test_power_cuts(tmp_path: Path) -> None:
     assert cut(tmp_path, every=11) >= 30
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2])
+def test_kills_cost_no_line(checkpoints: int, tmp_path: Path) -> None:
+    """Nor one of gates.jsonl, which is written when the checkpoint is on disk."""
+    assert cut(tmp_path, every=9, checkpoints=checkpoints, modes=KILL) >= 10
 
 
 @pytest.mark.long

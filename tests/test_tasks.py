@@ -54,7 +54,6 @@ def test_every_algorithm_learns_or_refuses_by_name(name: str, method: str) -> No
     assert all(np.isfinite(record["loss"]) for record in result.history)
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 @pytest.mark.parametrize(("name", "rounds", "lr"), [("tags", 15, 0.1), ("meters", 15, 0.05), ("babble", 15, 0.3)])
 def test_a_personal_model_is_better_than_one_for_all(name: str, rounds: int, lr: float) -> None:
     scores = {}
@@ -67,7 +66,6 @@ def test_a_personal_model_is_better_than_one_for_all(name: str, rounds: int, lr:
     assert metric.better(scores["local_only"], scores["fedavg"]), scores
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 def test_less_is_better_where_it_is(tmp_path: Path) -> None:
     result = pfedgate.run(recipe("meters", "fedavg_ft", evaluate={"every": 1}), train={"rounds": 4}, out=tmp_path / "r")
     curve = [record["after_broadcast"]["val_mae"] for record in result.history]
@@ -79,16 +77,33 @@ def test_less_is_better_where_it_is(tmp_path: Path) -> None:
     assert {"rmse", "r2", "val_mae"} <= set(rows[0])
 
 
-def test_corrections_by_labels_are_skipped_with_a_word() -> None:
-    with pytest.warns(UserWarning, match=r"train\.correction and train\.shift are skipped: regression has no classes"):
-        experiment.plan(resolve(recipe("meters", "fedavg")))
+def test_corrections_by_labels_are_skipped_with_a_word_if_asked_for(recwarn: pytest.WarningsRecorder) -> None:
+    experiment.plan(resolve(recipe("meters", "fedavg")))
+    assert not recwarn.list
+    for asked in ({"correction": "prediction"}, {"shift": True}):
+        with pytest.warns(UserWarning, match=r"train\.correction and train\.shift are skipped: regression has no cla"):
+            experiment.plan(resolve(recipe("meters", "fedavg"), {"train": asked}))
+
+
+@pytest.mark.parametrize("labels", [[0], [3], ["cat"]])
+def test_one_class_is_said(labels: list[Any]) -> None:
+    given = {"x": X, "y": np.array(labels * 60), "owner": OWNERS}
+    with pytest.warns(UserWarning, match=f"every label is {labels[0]!r}: with one class there is nothing to learn"):
+        pfedgate.run(data=given, algorithm="fedavg", model="mlp", train={"rounds": 1})
+
+
+def test_clients_of_one_class_each_are_no_such_case(recwarn: pytest.WarningsRecorder) -> None:
+    owners = [f"owner {at // 10:02d}" for at in range(600)]
+    y = np.repeat([0] * 55 + [1] * 5, 10)  # the first fifty clients have the same
+    given = {"x": np.zeros((600, 5), np.float32), "y": y, "owner": owners}
+    pfedgate.run(data=given, algorithm="fedavg", model="mlp", train={"rounds": 1})
+    assert not [warning for warning in recwarn.list if "every label" in str(warning.message)]
 
 
 X = np.random.default_rng(0).normal(size=(60, 5)).astype("float32")
 OWNERS = ["ann", "bob", "eve"] * 20
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 def test_fractions_never_become_classes(tmp_path: Path) -> None:
     y = X @ np.ones(5)
     for given in (y, torch.from_numpy(y), y.tolist(), [f"{value:.3f}" for value in y]):
@@ -104,7 +119,6 @@ def test_fractions_never_become_classes(tmp_path: Path) -> None:
     assert pfedgate.run(layer, train={"rounds": 1}).summary["metric"] == "mae"
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
@@ -175,7 +189,6 @@ PLAY = "\n\n".join(
 )
 
 
-@pytest.mark.filterwarnings("ignore:train.correction")
 def test_shakespeare_by_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shakespeare").mkdir()
     (tmp_path / "shakespeare" / "input.txt").write_text(PLAY, encoding="utf-8")

@@ -1,13 +1,16 @@
 """Jobs in worker processes: the same results as in this process, one thread each, and an end with their parent."""
 
 import multiprocessing
+import os
+import signal
 import sys
 import time
 
 import pytest
 import torch
 
-from pfedgate.engine.workers import completed, steady
+from pfedgate.engine import workers
+from pfedgate.engine.workers import WorkerDied, completed, steady
 
 
 def square(job: int, tick: object = None) -> tuple[int, int]:
@@ -26,6 +29,20 @@ def test_workers_change_no_result_and_end_with_their_parent() -> None:
     running.close()  # type: ignore[attr-defined]  # as Ctrl-C does: one job would sleep for minutes yet
     assert time.monotonic() - began < 300
     assert not multiprocessing.active_children()
+
+
+def stops(job: int, tick: object = None) -> int:
+    if job == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return job
+
+
+def test_a_job_whose_worker_is_stopped_is_lost_in_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "PATIENCE", 2.0)
+    ended = dict(completed(stops, iter([1, 2, 3, 4, *[None] * 9]).__next__, workers=2))
+    assert {job: future.result() for job, future in ended.items() if job != 2} == {1: 1, 3: 3, 4: 4}
+    with pytest.raises(WorkerDied, match="killed or stopped"):
+        ended[2].result()
 
 
 def test_memory_settings_stay_where_the_user_or_another_system_decides(monkeypatch: pytest.MonkeyPatch) -> None:

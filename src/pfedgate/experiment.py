@@ -252,6 +252,14 @@ def check(experiment: Experiment) -> None:
         fits(kind, part.y, where)
         if numbers and not bool(torch.isfinite(part.x).all()):
             raise ValueError(f"an input of {where} is not a number (NaN or infinite): fill or leave out such samples")
+    if kind.classes:
+        only = samples[0][1].y.flatten()[0]
+        # Parts are read up to the first that has another label.
+        everyone = (*federation.clients, *federation.novel)
+        rest = (federation.part(client, name).y for client in everyone for name in PARTS)
+        if all(bool((labels == only).all()) for labels in chain((part.y for _, part in samples), rest)):
+            called = (getattr(federation, "class_names", None) or {int(only): int(only)})[int(only)]
+            warn(f"every label is {called!r}: with one class there is nothing to learn; are these the right labels?")
     where, part = max(samples, key=lambda sample: int(sample[1].y.max())) if kind.classes else samples[0]
     rows = part.y.reshape(part.n, -1).amax(1).argsort(descending=True)[:2]  # the highest label shows what is missing
     x, y = part.x[rows], part.y[rows]
@@ -286,7 +294,7 @@ def build(recipe: Recipe, shape: DataShape, model: Any = None) -> Algorithm:
     _check_given("model", recipe.model.name, model)
     train, goal = recipe.train, recipe.task
     kind = shape.kind if goal.kind == "auto" else goal.kind
-    if kind != "classification" and (train.correction != "none" or train.shift):
+    if kind != "classification" and (train.correction == "prediction" or train.shift):  # not the default: asked for
         warn(f"train.correction and train.shift are skipped: {kind} has no classes to count")
     task = Task(
         model=_network(recipe, shape) if model is None else _factory(model),

@@ -26,9 +26,9 @@ from tests.support.toys import (
 )
 from torch import Tensor, nn
 
-from pfedgate.algorithms import build
+from pfedgate.algorithms import build, get, names
 from pfedgate.algorithms.fedavg import FedAvg
-from pfedgate.algorithms.private_parts import everything, features, head, linear_head, parameters
+from pfedgate.algorithms.private_parts import PrivatePart, everything, features, head, parameters
 from pfedgate.core.mergers import merge
 from pfedgate.core.modules import initial
 from pfedgate.core.state import equal, inside, split
@@ -150,13 +150,14 @@ def test_fedrod_scores_the_sum_of_both_heads() -> None:
     torch.testing.assert_close(twice, 2 * body(x))  # the private head starts as a copy
 
 
-def test_fedrod_begins_as_every_method_does() -> None:
-    """Its second head is no further layer: a larger start of hidden layers leaves both heads as they are."""
+@pytest.mark.parametrize("name", [name for name in names() if issubclass(get(name), PrivatePart)])
+def test_what_a_method_does_not_add_begins_as_in_fedavg(name: str) -> None:
+    """Also with a larger start of hidden layers: a second head is no further layer, a norm in a valve none of ours."""
     large = replace(task(plain_mlp), initial_scale=1.4)
-    begun, plain = initial(build("fedrod", large).whole, 0), initial(large, 0)
-    assert equal({name: begun[name] for name in plain}, plain)
-    name, _ = linear_head(large)
-    assert torch.equal(begun[f"{name}.personal.weight"], plain[f"{name}.weight"])
+    algorithm, plain = build(name, large), initial(large, 0)
+    got = algorithm.init_server(0)
+    begun = {**got, **inside("own/", algorithm.init_client(got, local(clusters())))}
+    assert equal({tensor: begun[tensor] for tensor in plain}, plain)
 
 
 def test_fedrod_step_is_pfllibs() -> None:

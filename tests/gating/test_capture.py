@@ -351,3 +351,40 @@ def test_sparse_and_tied_embeddings(tied: bool) -> None:
     x = torch.randint(40, (3, STEPS))
     sliced, masked = gated_pair(Words().double(), x, Budget(params=0.9))
     check_sliced(sliced, masked, x, out=1e-9, grad=1e-8)
+
+
+class Remembering(nn.Module):
+    """As LeViT: in evaluation it looks biases up once, and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases, self.memory = nn.Parameter(torch.randn(12)), {}
+        self.register_buffer("places", torch.arange(40) % 12)
+        self.a, self.b, self.out = nn.Linear(8, 40), nn.Linear(40, 30), nn.Linear(30, 5)
+
+    def train(self, mode: bool = True) -> Remembering:
+        self.memory = {}
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            bias = self.biases[self.places]
+        else:
+            bias = self.memory.setdefault(str(x.device), self.biases[self.places])
+        return self.out(F.relu(self.b(F.relu(self.a(x)) * bias)))
+
+
+def test_what_a_forward_remembers_of_its_parameters_is_computed_anew() -> None:
+    torch.manual_seed(0)
+    model, x = Remembering().double(), torch.randn(4, 8, dtype=torch.float64)
+    sliced, masked = gated_pair(model, x, Budget(params=0.6))
+    check_sliced(sliced, masked, x, out=1e-10, grad=1e-9)
+    for gated in (sliced, masked):
+        gated.model.train().eval()  # its own way to forget
+    check_sliced(sliced.eval(), masked.eval(), x, out=1e-10, grad=1e-9)
+    with torch.no_grad():
+        before = sliced(x)
+        for gated in (sliced, masked):
+            gated.model.biases.mul_(2)
+    assert not torch.equal(sliced(x), before)
+    assert not model.memory

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.support.compare import pretend
-from tests.support.zoo import build
+from tests.support.compare import gated_pair, pretend
+from tests.support.zoo import SMALL, build
 from torch import Tensor, nn
 
 import pfedgate
@@ -127,6 +127,22 @@ def test_flops_of_the_plan_are_those_of_the_counter(name: str, share: float) -> 
     assert gated.last is not None
     assert spent == pytest.approx(gated.last.cost["flops"] * dense + len(x) * gated.plan.gate_flops, rel=1e-9)
     assert share < 1 or spent > dense
+
+
+@pytest.mark.filterwarnings("ignore:under Budget")
+@pytest.mark.parametrize("name", SMALL)
+def test_no_operation_takes_more_flops_than_the_plan_claims(name: str) -> None:
+    model, x = build(name)
+    gated = gated_pair(model, x, Budget(flops=1.0))[0]
+    dense, least = gated.plan.costs.dense()["flops"], gated.plan.costs.smallest()["flops"]
+    for share in (0.7, 0.3):
+        if least < dense:
+            gated.rebudget(Budget(flops=least / dense + share * (1 - least / dense)))
+        for training in (True, False):
+            with torch.no_grad():
+                spent = measure.flops(lambda training=training: gated.train(training)(x))  # type: ignore[misc]
+            assert gated.last is not None
+            assert spent <= (gated.last.cost["flops"] * dense + gated.plan.gate_flops) * len(x) * (1 + 1e-9), training
 
 
 def test_flops_of_modules_without_a_rule_count() -> None:

@@ -204,10 +204,23 @@ class Random(nn.Module):
                 layer = nn.Conv2d(width, width, 3, padding=1, groups=(width, 4, width, 2)[choice])
             elif kind == 5:
                 width = widths[source] + widths[other]
+            elif kind == 6:
+                layer, width = self.rarer(choice, width)
             self.layers.append(layer)
             self.steps.append((kind, source, other))
             widths.append(width)
         self.out = nn.Linear(widths[-1], 4)
+
+    @staticmethod
+    def rarer(choice: int, width: int) -> tuple[nn.Module, int]:
+        """A layer, and how many channels it writes."""
+        if choice == 0:
+            return nn.ConvTranspose2d(width, 12, 3, padding=1), 12
+        if choice == 1 and width % 2 == 0:
+            return nn.GLU(1), width // 2
+        if choice == 2 and width % 4 == 0:
+            return nn.Sequential(nn.PixelShuffle(2), nn.AvgPool2d(2)), width // 4
+        return nn.Sequential(nn.ReflectionPad2d(1), nn.Upsample(scale_factor=2), nn.MaxPool2d(3)), width
 
     def forward(self, x: Tensor) -> Tensor:
         values = [x]
@@ -224,7 +237,7 @@ class Random(nn.Module):
         return self.out(values[-1].mean((2, 3)))
 
 
-STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 30)), min_size=2, max_size=9)
+STEPS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 30)), min_size=2, max_size=9)
 
 
 @given(

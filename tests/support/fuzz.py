@@ -89,7 +89,7 @@ def spoilt(update: Update, random: random.Random) -> Update:
 
 def _tensor(value: torch.Tensor, random: random.Random) -> torch.Tensor:
     changes: list[Callable[[], torch.Tensor]] = [
-        lambda: value.to(random.choice(KINDS)),
+        lambda: (value.real if value.is_complex() else value).to(random.choice(KINDS)),
         lambda: value[: value.shape[0] // 2] if value.ndim else value[None],
         lambda: value.reshape(-1),
         lambda: value[None],

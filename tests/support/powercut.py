@@ -16,14 +16,17 @@ from typing import Any
 
 CALLS = ("replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir", "truncate", "ftruncate", "fsync")
 MODES = ("lost", "named", "mixed")
+KILL = ("kept",)  # what was written is there, as after a kill
 Image = dict[str, "Image | bytes"]
 
 
 class Disk:
     """Watches a folder; `images` holds (operation, mode, what is left) of the operations wanted."""
 
-    def __init__(self, root: Path, wanted: Callable[[int], bool] = lambda at: True) -> None:
-        self.root, self.wanted = root, wanted
+    def __init__(
+        self, root: Path, wanted: Callable[[int], bool] = lambda at: True, modes: tuple[str, ...] = MODES
+    ) -> None:
+        self.root, self.wanted, self.modes = root, wanted, modes
         self.operations = 0
         self.images: list[tuple[str, str, Image]] = []
         self._data: dict[int, bytes] = {}
@@ -51,7 +54,7 @@ class Disk:
         def hooked(*args: Any, **options: Any) -> Any:
             self.operations += 1
             if self.wanted(self.operations):
-                for mode in MODES:
+                for mode in self.modes:
                     dice = random.Random(f"{self.operations} {mode}")
                     left = self._left(self.root, mode, dice)
                     self.images.append((f"{self.operations} {name} {args[0]!s}"[-90:], mode, left))
@@ -98,7 +101,7 @@ class Disk:
     def _content(self, number: int, mode: str, dice: random.Random) -> bytes:
         now = Path(f"/proc/self/fd/{self._open[number]}").read_bytes()
         sure = self._data.get(number, b"")
-        if mode == "mixed" and dice.random() < 0.5:
+        if mode == "kept" or (mode == "mixed" and dice.random() < 0.5):
             return now
         if mode == "lost" or dice.random() < 0.5:
             return sure

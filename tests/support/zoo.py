@@ -233,6 +233,28 @@ def attention(**options: Any) -> tuple[nn.Module, Tensor]:
     ), tokens()  # fmt: skip
 
 
+def linear_attention() -> tuple[nn.Module, Tensor]:
+    """As EfficientViT attends: no softmax, several scales side by side, a row of ones that counts, sums divided."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = F.hardswish(m.bn(m.stem(x)))
+        qkv = m.qkv(x)
+        both = torch.cat([qkv, m.mix(m.spread(qkv))], dim=1)
+        batch, _, high, wide = both.shape
+        q, k, v = both.reshape(batch, -1, 3 * 4, high * wide).transpose(-1, -2).chunk(3, dim=-1)
+        q, k, v = F.relu(q), F.relu(k), F.pad(v, (0, 1), value=1.0)
+        y = q @ (k.transpose(-1, -2) @ v)
+        y = y[..., :-1] / (y[..., -1:] + 1e-5)
+        y = m.project(y.transpose(-1, -2).reshape(batch, -1, high, wide)) + x
+        return m.out(y.mean((2, 3)))
+
+    return Of(
+        forward, stem=nn.Conv2d(3, 16, 3), bn=nn.BatchNorm2d(16), qkv=nn.Conv2d(16, 48, 1, bias=False),
+        spread=nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False),
+        mix=nn.Conv2d(48, 48, 1, groups=12, bias=False), project=nn.Conv2d(32, 16, 1), out=nn.Linear(16, 5),
+    ), images()  # fmt: skip
+
+
 def two_results() -> tuple[nn.Module, Tensor]:
     def forward(m: Any, x: Tensor) -> dict[str, Any]:
         x = F.relu(m.a(x.flatten(1)))
@@ -245,7 +267,7 @@ def two_results() -> tuple[nn.Module, Tensor]:
 SMALL: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     **{network.__name__: network for network in (
         grouped, depthwise, concatenation, norms, prelu, not_zero, unknown, shared, clash, tied, squeeze_excite,
-        one_dimension, attention, two_results,
+        one_dimension, attention, linear_attention, two_results,
     )},
     "residual": residual_blocks,
     "lstm": recurrent,

@@ -12,7 +12,7 @@ without momentum or decay). A step agrees with PFLlib's bit for bit. A novel cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -53,7 +53,7 @@ class FedDBE(parts.PrivatePart):
     @property
     def whole(self) -> Task:
         """The model with the private mean before its head."""
-        return replace(self.task, model=WithMean(self.task.model, parts.linear_head(self.task)[0]))
+        return parts.extended(self.task, with_mean)
 
     @property
     def own(self) -> parts.Part:
@@ -96,20 +96,10 @@ class FedDBE(parts.PrivatePart):
         return self.adapt_part(got, private, local, self.adapt_epochs)
 
 
-@dataclass(frozen=True)
-class WithMean:
-    """How to make a model that adds a mean of its own to what enters a layer."""
-
-    model: Any
-    layer: str
-
-    def __call__(self) -> nn.Module:
-        model: nn.Module = self.model()
-        head = model.get_submodule(self.layer)
-        assert isinstance(head, nn.Linear)
-        head.register_parameter("mean", nn.Parameter(torch.zeros(head.in_features)))
-        head.register_forward_pre_hook(_add_mean)
-        return model
+def with_mean(head: nn.Linear) -> None:
+    """Let a head add a mean of its own to what enters it."""
+    head.register_parameter("mean", nn.Parameter(torch.zeros(head.in_features)))
+    head.register_forward_pre_hook(_add_mean)
 
 
 def _add_mean(head: Any, given: tuple[Tensor, ...]) -> Tensor:

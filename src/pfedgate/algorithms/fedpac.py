@@ -113,12 +113,15 @@ class FedPAC(Algorithm):
         return Collaboration(server, self._head, round.total)
 
     def check(self, got: State, update: Update) -> str | None:
-        """The model as sent; statistics of the right shapes."""
+        """The model as sent; statistics of the right shapes, and of no more samples than the client counts for."""
         head = parts.linear_head(self.task)[1]
         shapes = {OWN: got[MEANS].shape, STATISTICS: got[MEANS].shape, COUNTS: (head.out_features,), SPREAD: ()}
         for name, shape in shapes.items():
             if name not in update.shared or update.shared[name].shape != torch.Size(shape):
                 return f"{name!r} must be there and have shape {tuple(shape)}"
+        counts = update.shared[COUNTS].double()
+        if float(counts.min()) < 0 or float(counts.sum()) > update.weight * (1 + 1e-6):
+            return f"{COUNTS!r} must not be negative, nor more than {update.weight:g} in all"
         model = {name: value for name, value in update.shared.items() if name not in shapes}
         return super().check(got, replace(update, shared=model))
 
@@ -197,6 +200,11 @@ def mixture(own: int, statistics: Sequence[Tensor], spreads: Sequence[float]) ->
     away = torch.stack([(statistics[own] - other).flatten() for other in statistics]).double()
     quadratic = (away @ away.T).numpy() + np.diag(np.maximum(np.asarray(spreads, np.float64), 1e-12))
     # min wᵀQw with weights of sum 1: least squares of the root of Q, and of one row that outweighs it.
-    root, heavy = np.linalg.cholesky(quadratic).T, 1e4 * float(np.sqrt(np.trace(quadratic)))
+    try:
+        root = np.linalg.cholesky(quadratic).T
+    except np.linalg.LinAlgError:  # statistics so far apart that their rounding outweighs the spreads
+        values, vectors = np.linalg.eigh(quadratic)
+        root = (vectors * np.sqrt(values.clip(min=0))).T
+    heavy = 1e4 * float(np.sqrt(np.trace(quadratic)))
     weights, _ = nnls(np.vstack([root, np.full(len(root), heavy)]), np.append(np.zeros(len(root)), heavy))
     return [float(weight) for weight in weights / weights.sum()]

@@ -12,7 +12,7 @@ client trains a private head for `adapt_epochs` on the model as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -40,7 +40,7 @@ class FedRoD(parts.PrivatePart):
     @property
     def whole(self) -> Task:
         """The model with the private head beside its own."""
-        return replace(self.task, model=WithHead(self.task.model, parts.linear_head(self.task)[0]))
+        return parts.extended(self.task, with_head)
 
     @property
     def own(self) -> parts.Part:
@@ -83,21 +83,11 @@ class FedRoD(parts.PrivatePart):
         return model
 
 
-@dataclass(frozen=True)
-class WithHead:
-    """How to make a model with a second head, a copy of the first; its forward does not use it."""
-
-    model: Any
-    layer: str
-
-    def __call__(self) -> nn.Module:
-        model: nn.Module = self.model()
-        head = model.get_submodule(self.layer)
-        assert isinstance(head, nn.Linear)
-        personal = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
-        personal.load_state_dict(head.state_dict())
-        head.register_module("personal", personal)
-        return model
+def with_head(head: nn.Linear) -> None:
+    """Give a head a second one, a copy; the forward does not use it."""
+    personal = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+    personal.load_state_dict(head.state_dict())
+    head.register_module("personal", personal)
 
 
 def _add_head(head: Any, given: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ valve have the task's optimiser (official: SGD with a decay `mu` of its own). A 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from pfedgate.algorithms import private_parts as parts
 from pfedgate.algorithms import register
-from pfedgate.core.modules import initial
 from pfedgate.core.state import split, under
 from pfedgate.core.types import Card, Local, State, Task, Update
 from pfedgate.training.fit import Batch, fit
@@ -52,7 +51,7 @@ class GPFL(parts.PrivatePart):
     @property
     def whole(self) -> Task:
         """The model with embeddings and valve before its head."""
-        return replace(self.task, model=WithValve(self.task.model, self._layer))
+        return parts.extended(self.task, with_valve)
 
     @property
     def _layer(self) -> str:
@@ -63,16 +62,11 @@ class GPFL(parts.PrivatePart):
         """The tensors of the head, and the context of the client."""
         return parts.head(self.task, None) | {f"{self._layer}.context"}
 
-    def init_server(self, seed: int) -> State:
-        """The body that FedAvg starts from, embeddings and valve."""
-        return {**super().init_server(seed), **split(initial(self.task, seed), self.own.__contains__)[1]}
-
     def init_client(self, got: State, local: Local) -> State:
         """The common initial head, and the label frequencies."""
         classes = parts.linear_head(self.task)[1].out_features
         counts = torch.bincount(local.train.y.cpu().flatten().long(), minlength=classes).float()
-        head = under(parts.OWN, split(initial(self.task, local.round.seed), self.own.__contains__)[0])
-        return {**super().init_client(got, local), **head, FREQUENCIES: counts / counts.sum().clamp(min=1)}
+        return {**super().init_client(got, local), FREQUENCIES: counts / counts.sum().clamp(min=1)}
 
     def _joined(self, got: State, private: State) -> State:
         """The client's model, in its context for the embeddings got."""
@@ -139,22 +133,12 @@ class Valve(nn.Module):
         return torch.relu(x * (self.gamma(context) + 1) + self.beta(context))
 
 
-@dataclass(frozen=True)
-class WithValve:
-    """How to make a model whose head has class embeddings, and reads features through a valve in its context."""
-
-    model: Any
-    layer: str
-
-    def __call__(self) -> nn.Module:
-        model: nn.Module = self.model()
-        head = model.get_submodule(self.layer)
-        assert isinstance(head, nn.Linear)
-        head.register_module("embedding", nn.Embedding(head.out_features, head.in_features))
-        head.register_module("valve", Valve(head.in_features))
-        head.register_buffer("context", torch.zeros(head.in_features))
-        head.register_forward_pre_hook(_through_valve)
-        return model
+def with_valve(head: nn.Linear) -> None:
+    """Give a head class embeddings, and let it read features through a valve in its context."""
+    head.register_module("embedding", nn.Embedding(head.out_features, head.in_features))
+    head.register_module("valve", Valve(head.in_features))
+    head.register_buffer("context", torch.zeros(head.in_features))
+    head.register_forward_pre_hook(_through_valve)
 
 
 def _through_valve(head: Any, given: tuple[Tensor, ...]) -> Tensor:

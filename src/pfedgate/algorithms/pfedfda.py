@@ -126,6 +126,16 @@ class PFedFDA(Algorithm):
         flops = done.flops + looks * forward_flops(self.task, local.train, local)
         return Update({**body, **sent}, local.n, {**done.metrics, "flops": flops}), {}
 
+    def check(self, got: State, update: Update) -> str | None:
+        """What is sent as a covariance can be one: a head is computed from it on every client."""
+        if reason := super().check(got, update):
+            return reason
+        covariance = update.shared[COVARIANCE].double()
+        apart = float((covariance - covariance.T).abs().max())
+        if apart > EPS * float(covariance.trace()) or int(torch.linalg.cholesky_ex(ridged(covariance))[1]):
+            return f"{COVARIANCE!r} is no covariance: it must be symmetric, and no variance negative"
+        return None
+
     def personalise(self, got: State, private: State, local: Local) -> State:
         """The head of the mixture for the body got."""
         shared = self._shared(got)
@@ -148,11 +158,15 @@ def discriminant(of: Gaussians, priors: Tensor | None) -> tuple[Tensor, Tensor]:
     >>> [[round(value, 3) for value in row] for row in weight.tolist()], [round(value, 3) for value in bias.tolist()]
     ([[1.0, 0.0], [0.0, 1.0]], [-0.5, -0.5])
     """
-    size = len(of.covariance)
-    ridge = EPS * of.covariance.trace() / size * torch.eye(size, dtype=of.covariance.dtype)
-    weight = torch.linalg.solve((1 - EPS) * of.covariance + ridge, of.means.T).T
+    weight = torch.linalg.solve(ridged(of.covariance), of.means.T).T
     bias = -0.5 * (of.means * weight).sum(1)
     return weight, bias if priors is None else bias + priors.log()
+
+
+def ridged(covariance: Tensor) -> Tensor:
+    """A covariance with a little of its mean variance in every direction."""
+    size = len(covariance)
+    return (1 - EPS) * covariance + EPS * covariance.trace() / size * torch.eye(size, dtype=covariance.dtype)
 
 
 def measured(features: Tensor, y: Tensor, shared: Gaussians) -> Gaussians:

@@ -6,8 +6,9 @@ the server's State under its plain names. So a client's whole model is `join(got
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,11 +49,15 @@ class PrivatePart(Algorithm):
 
     def init_server(self, seed: int) -> State:
         """The initial model without the private part: the server never holds that."""
-        return split(initial(self.whole, seed), self.own.__contains__)[1]
+        return split(self._begun(seed), self.own.__contains__)[1]
 
     def init_client(self, got: State, local: Local) -> State:
         """The private part of the same initial model, for every client alike."""
-        return under(OWN, split(initial(self.whole, local.round.seed), self.own.__contains__)[0])
+        return under(OWN, split(self._begun(local.round.seed), self.own.__contains__)[0])
+
+    def _begun(self, seed: int) -> State:
+        """The initial whole model; what the method did not add begins as in every other method."""
+        return {**initial(self.whole, seed), **initial(self.task, seed)}
 
     def train(self, got: State, private: State, local: Local) -> tuple[Update, State]:
         """Local epochs on the whole model; the private part stays, the rest is sent."""
@@ -154,6 +159,27 @@ def linear_head(task: Task) -> tuple[str, nn.Linear]:
     if not isinstance(layer := skeleton(task.model).get_submodule(name), nn.Linear):
         raise TypeError(f"the method needs a linear head; the last layer of this model, {name!r}, is {layer}")
     return name, layer
+
+
+def extended(task: Task, add: Callable[[nn.Linear], None]) -> Task:
+    """The task of a model whose linear head is given something more."""
+    return replace(task, model=Extended(task.model, linear_head(task)[0], add))
+
+
+@dataclass(frozen=True)
+class Extended:
+    """How to make the model of `extended`."""
+
+    model: Any
+    layer: str
+    add: Callable[[nn.Linear], None]
+
+    def __call__(self) -> nn.Module:
+        model: nn.Module = self.model()
+        head = model.get_submodule(self.layer)
+        assert isinstance(head, nn.Linear)
+        self.add(head)
+        return model
 
 
 def features(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,20 +116,25 @@ def _warnings() -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM, from a scheduler or `kill`, ends a command as Ctrl-C does."""
+    """SIGTERM, from a scheduler or `kill`, and SIGHUP, of a terminal that closes, end a command as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in ends}
     try:
-        before = signal.signal(signal.SIGTERM, stop)
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as `nohup` wants it
+                signal.signal(number, stop)
     except ValueError:  # not the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 Rounds = Annotated[int | None, typer.Option("--rounds", help="train.rounds.")]

@@ -78,7 +78,7 @@ class Train:
     # with norms and modules of your own keep theirs.
     initial_scale: float = 1.4
     # Log frequencies of a client's labels, added to its model's outputs: "prediction" when it is used, "training" in
-    # the loss, too. They never leave the client.
+    # the loss, too. They never leave the client. Tasks without classes (regression, …) have none to count.
     correction: Literal["none", "prediction", "training"] = "training"
     shift: bool = False  # a private value per class, added to the outputs and learnt by the client
     shift_lr: float | None = None  # its rate; none: the model's

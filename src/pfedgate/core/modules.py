@@ -34,18 +34,15 @@ def initial(task: Task, seed: int, *path: str | int) -> State:
 def _scale_hidden(model: nn.Module, scale: float) -> None:
     """Multiply weights and biases of all layers but the last: torch draws them too small for ReLU.
 
-    A layer inside the last one, such as a second head beside the first, belongs to the last. A norm would undo the
-    larger start, and without ReLU there is nothing to make up for: such networks stay as they are.
+    A norm would undo it, and without ReLU there is nothing to make up for: such networks stay as they are.
     """
     norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
     if any(isinstance(layer, norms) for layer in model.modules()):
         return
     if any(isinstance(layer, nn.ReLU) for layer in model.modules()):
         layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)]
-        for layer in layers:
-            if layers[-1] not in layer.modules():
-                for value in layer.parameters(recurse=False):
-                    value.mul_(scale)
+        for value in (value for layer in layers[:-1] for value in layer.parameters(recurse=False)):
+            value.mul_(scale)
 
 
 def module(task: Task, state: State, device: torch.device | None = None) -> nn.Module:

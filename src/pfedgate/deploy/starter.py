@@ -11,15 +11,16 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pfedgate import __version__
 from pfedgate.config import recipe as config
-from pfedgate.config import toml
 from pfedgate.deploy import need_flower
+from pfedgate.runs import folder as runfolder
 
 PACKAGE = "pfedgate_app"
 FILES = {
@@ -29,23 +30,41 @@ FILES = {
     f"{PACKAGE}/server.py": "server.py.in",
     f"{PACKAGE}/client.py": "client.py.in",
 }
+_CODE = re.compile(r"""(["'])([^"'\n]+\.py:\w+)\1""")
 FLEET, DAYS = "pfedgate fleet", 365
 
 
 def write_app(folder: str | Path, recipe: str | Path | None = None) -> Path:
-    """Write a small app into a new or empty folder; the recipe is checked first, and copied as it is."""
-    place = Path(folder)
+    """Write a small app into a new or empty folder; the recipe is checked first, and copied as it is.
+
+    Files of code that it names come with it, named with their digests, and so do its tuned settings.
+    """
+    place, copies = Path(folder), dict[str, Path]()
     if place.exists() and any(place.iterdir()):
         raise FileExistsError(f"{place} is not empty: choose another folder")
-    text = _template("recipe.toml.in") if recipe is None else Path(recipe).expanduser().read_text(encoding="utf-8")
-    config.resolve(toml.parse(text, str(recipe or "the recipe")))
+    if recipe is None:
+        text = _template("recipe.toml.in")
+    else:
+        source = Path(recipe).expanduser()
+        names, copies = runfolder.copies(config.resolve(source))
+        text = _CODE.sub(lambda match: _renamed(match, source.parent, names), source.read_text(encoding="utf-8"))
+        if (tuned := config.tuned_path(source)).exists():
+            copies["recipe.tuned.toml"] = tuned
     name = re.sub(r"[^a-z0-9]+", "-", place.resolve().name.lower()).strip("-") or "pfedgate-app"
     for path, template in FILES.items():
         content = _template(template).replace("@NAME@", name).replace("@VERSION@", __version__)
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(content, encoding="utf-8")
     (place / PACKAGE / "recipe.toml").write_text(text, encoding="utf-8")
+    for name, copied in copies.items():
+        (place / PACKAGE / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(copied, place / PACKAGE / name)
     return place
+
+
+def _renamed(match: re.Match[str], folder: Path, names: Mapping[str, str]) -> str:
+    name = names.get(str((folder / Path(match[2]).expanduser()).resolve()))
+    return match[0] if name is None else f"{match[1]}{name}{match[1]}"
 
 
 def _template(name: str) -> str:

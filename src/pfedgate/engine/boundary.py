@@ -139,13 +139,12 @@ def admit(algorithm: Algorithm, got: State, card: Card, update: Update) -> Updat
         for name, value in update.shared.items():
             if value.dtype not in TYPES:
                 raise Refused(f"{words(repr(name), 80)} is {value.dtype}: not a type that is computed with")
+        if (weight := float(max(card.n_train, 1))) < update.weight:
+            update = replace(update, weight=weight)
         if reason := _out_of_bounds(update) or algorithm.check(got, update):
             raise Refused(reason)
         said = numbers(update.metrics, "update", [metric.name for metric in algorithm.task.metrics])
-        weight = min(update.weight, float(max(card.n_train, 1)))
-        if weight == update.weight and said == update.metrics:
-            return update
-        return replace(update, weight=weight, metrics=said)
+        return update if said == update.metrics else replace(update, metrics=said)
     except Exception as error:
         raise _refused("its update", error) from error
 

@@ -7,7 +7,6 @@ in files that only workers read and write. Results have the same bits as in one 
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import multiprocessing
 import os
@@ -18,7 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +32,7 @@ from pfedgate.engine.endpoint import Endpoint, Reply, Scored
 from pfedgate.engine.files import Scratch, write_atomically
 from pfedgate.engine.metrics import resident_bytes
 from pfedgate.engine.store import DiskStore, Store, pack_file
-from pfedgate.engine.workers import WorkerDied, cores, settle
-
-PATIENCE = 300.0  # seconds
+from pfedgate.engine.workers import PATIENCE, WorkerDied, cores, settle, status
 
 
 class Processes:
@@ -105,8 +101,8 @@ class Processes:
             submit(4 * self.workers)
             self._children = multiprocessing.active_children()
             while answers:
-                answer, resident = self._result(answers)
-                answers.popleft()
+                self._wait(answers)
+                answer, resident = answers.popleft().result()
                 self.resident_bytes = max(self.resident_bytes, resident)
                 submit(1)
                 yield from answer
@@ -117,33 +113,36 @@ class Processes:
                 f"a worker died (exit code {', '.join(codes)}): was it killed, or out of memory?"
             ) from error
         finally:
-            wait([answer for answer in answers if not answer.cancel()])
+            # A pool that has lost a process fails all answers; it must not find one cancelled meanwhile.
+            wait(answers if self._end_stopped() else [answer for answer in answers if not answer.cancel()])
             state.unlink(missing_ok=True)
 
-    def _result(self, answers: Sequence[Future[tuple[list[Any], int]]]) -> tuple[list[Any], int]:
-        """The first answer; an error if for PATIENCE seconds no worker has used a processor."""
-        answer, before, since = answers[0], "", time.monotonic()
-        while True:
-            with suppress(TimeoutError, concurrent.futures.TimeoutError):
-                return answer.result(timeout=PATIENCE / 10)
-            if answer.done():
-                return answer.result()
-            times = ""  # where the system does not tell them, a worker that is stopped is waited for
-            for child in self._children:
-                with suppress(OSError):
-                    times += " ".join(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13])
-            if times != before or not times:
+    def _wait(self, answers: Sequence[Future[Any]]) -> None:
+        """Until the first is there; an error if for PATIENCE seconds no worker has used a processor."""
+        before, since = "", time.monotonic()
+        while wait([answers[0]], PATIENCE / 10).not_done:
+            # Where the system does not tell times, a worker that is stopped is waited for.
+            times = "".join(f"{status(child)[11:13]}" for child in self._children)
+            if times != before or not times.strip("[]"):
                 before, since = times, time.monotonic()
             elif time.monotonic() - since > PATIENCE:
                 for child in self._children:
                     child.kill()
-                wait(answers)  # The pool fails them all; it must not find one cancelled meanwhile.
+                wait(answers)
                 raise WorkerDied(
                     f"no worker has done anything for {PATIENCE:.0f} s: was one stopped? `pfedgate resume` goes on"
                 )
 
+    def _end_stopped(self) -> bool:
+        """Kill all workers if somebody has stopped one: the pool would wait for it for ever."""
+        if stopped := any(status(child)[:1] == ["T"] for child in self._children):
+            for child in self._children:
+                child.kill()
+        return stopped
+
     def close(self) -> None:
         """Stop the workers and remove their files."""
+        self._end_stopped()
         self._pool.shutdown(cancel_futures=True)
         self._scratch.close()
 

@@ -15,11 +15,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +30,7 @@ _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of <malloc.h>
 LARGEST_BLOCK = 32 * 1024 * 1024  # blocks up to here come from the heap; glibc accepts no more
 SPARE = 512 * 1024 * 1024  # so much free memory may stay at the heap's end
 LOOK = 1.0  # seconds between two calls of `tick` while workers are busy
+PATIENCE = 300.0  # seconds that a worker may do nothing
 
 Job = TypeVar("Job")
 Work = Callable[..., Any]  # (job, tick) in this process, (job) in a worker
@@ -51,6 +54,23 @@ def settle(lifeline: Connection | None = None) -> None:
 def _end_with(ends: list[Any]) -> None:
     multiprocessing.connection.wait(ends)  # Nobody writes to a lifeline: only its end wakes this thread.
     os._exit(1)
+
+
+def status(child: Any) -> list[str]:
+    """What the system says of a process, from its state ("T" is stopped) on; empty where it says nothing."""
+    try:
+        return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def end_stopped(since: dict[Any, float], patience: float) -> None:
+    """Kill worker processes that somebody stopped and that stay so; `since` remembers when each was seen first."""
+    for child in multiprocessing.active_children():
+        if status(child)[:1] != ["T"]:
+            since.pop(child.pid, None)
+        elif time.monotonic() - since.setdefault(child.pid, time.monotonic()) >= patience:
+            child.kill()
 
 
 def cores() -> int:
@@ -118,6 +138,7 @@ def _in_processes(
 
     # A pool that loses a process fails all of its jobs. Pools of one process each lose the one job that was in it.
     idle = [pool() for _ in range(workers)]
+    stopped: dict[Any, float] = {}
     busy: dict[Future[Any], tuple[ProcessPoolExecutor, Job]] = {}
     try:
         while True:
@@ -132,12 +153,15 @@ def _in_processes(
                 if isinstance(future.exception(), BrokenProcessPool):
                     worker.shutdown()
                     worker, future = pool(), Future()
-                    future.set_exception(WorkerDied("its worker process died: was it killed, or out of memory?"))
+                    reason = "its worker process died: was it killed or stopped, or out of memory?"
+                    future.set_exception(WorkerDied(reason))
                 idle.append(worker)
                 yield job, future
+            end_stopped(stopped, PATIENCE)
             tick()
     finally:
         our_end.close()  # Workers that still have a job, after an error or Ctrl-C, end at once.
+        end_stopped({}, 0.0)
         for worker in [*idle, *(worker for worker, _ in busy.values())]:
             worker.shutdown(cancel_futures=True)
         workers_end.close()

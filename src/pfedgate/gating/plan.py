@@ -39,6 +39,7 @@ class BlockPlan:
     def __init__(self, split: Split, shapes: Mapping[str, tuple[int, ...]], how: str) -> None:
         self.how, self.blocks, self.owners = how, split.blocks, split.owners
         self.network, self.cuts, self.first_block = split.network, split.cuts, split.first_block
+        self.notes = split.notes
         self.shapes = dict(shapes)
         self.size = sum(math.prod(shape) for shape in shapes.values())
         self.wiring: Any = None  # the arguments of `gate`, so that a pickled model can be planned again
@@ -147,11 +148,11 @@ class BlockPlan:
             try:
                 self._selectors[budget] = self._selector(budget)
             except InfeasibleBudget as error:
-                notes = [] if self.network is None else self.network.notes[:3]
-                places = "; ".join(f"{place}: {reason}" for place, reason in notes)
-                raise InfeasibleBudget(
-                    f"{error} Not skipped: {places}." if notes else str(error), error.smallest
-                ) from None
+                places = self.notes if self.network is None else [f"{a}: {b}" for a, b in self.network.notes]
+                if self.network is not None and self.network.reason:
+                    places = [self.network.reason]
+                listed = f" Not skipped: {'; '.join(places[:3])}." if places else ""
+                raise InfeasibleBudget(f"{error}{listed}", error.smallest) from None
         return self._selectors[budget]
 
     def _selector(self, budget: Budget) -> Selector:

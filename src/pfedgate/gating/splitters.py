@@ -24,7 +24,7 @@ from torch import nn
 from pfedgate.core.errors import unknown
 from pfedgate.gating.inputs import Given
 from pfedgate.gating.slicing.axes import Segments, Space, is_dense
-from pfedgate.gating.slicing.steps import Network, Policy
+from pfedgate.gating.slicing.steps import Network, Policy, computes_weights
 from pfedgate.gating.slicing.trace import analyse
 
 SPLITTERS = ("unit", "head", "channel", "flat")
@@ -108,6 +108,7 @@ class Split:
     network: Network | None
     cuts: dict[int, Cut]  # space -> how its units are grouped
     first_block: dict[int, int]  # space -> number of its first block
+    notes: Sequence[str] = ()  # what is kept whole for want of a way to drop parts of it, where there is no network
 
 
 def _chosen(modules: str | Callable[[str], bool]) -> Callable[[str], bool]:
@@ -166,8 +167,14 @@ def split_model(
     if how not in SPLITTERS:
         raise ValueError(unknown("splitter", how, SPLITTERS))
     if how == "flat":
-        flat = tuple(b for name, shape in shapes.items() for b in _flat(name, shape, blocks, smallest))
-        return Split(flat, _owners(flat, shapes), None, {}, {})
+        computed = sorted(_computed(model))
+        flat = tuple(
+            block
+            for name, shape in shapes.items()
+            for block in _flat(name, shape, blocks, 1.0 if name in computed else smallest)
+        )
+        notes = [f"{name} is kept whole, because the weights of its layer are computed from it" for name in computed]
+        return Split(flat, _owners(flat, shapes), None, {}, {}, notes)
     network = analyse(model, example, _policy(how, keep_output, _chosen(modules)))
     if network.program is not None and not network.spaces:
         places = "; ".join(f"{place}: {why}" for place, why in network.notes[:3])
@@ -206,15 +213,27 @@ def _flat(name: str, shape: tuple[int, ...], blocks: int, smallest: float) -> It
         yield Block(f"{name}/{i}", (Piece(name, start, stop, axis=None),), keep=i == 0 and first > 0)
 
 
+def _computed(model: nn.Module) -> set[str]:
+    """Parameters from which layers compute their weights: a mask on them is none on the weights, or makes them NaN."""
+    names = set()
+    for place, module in model.named_modules():
+        if computes_weights(module):
+            inner = [name for name, _ in module.named_parameters() if name not in ("weight", "bias")]
+            names |= {f"{place}.{name}" if place else name for name in inner}
+    return names
+
+
 def _by_module(model: nn.Module, blocks: int, smallest: float, keep_output: bool) -> Iterable[Block]:
     """Without a graph: rows of every layer, each layer by itself; the last layer is taken for the output."""
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, parameter in model.named_parameters():
         layers.setdefault(name.rpartition(".")[0], {})[name] = tuple(parameter.shape)
+    computed = _computed(model)
     last = [layer for layer, own in layers.items() if any(len(shape) > 1 for shape in own.values())][-1:]
     for layer, own in layers.items():
         heights = {shape[0] for shape in own.values() if shape}
-        if len(heights) != 1 or not any(len(shape) > 1 for shape in own.values()) or (keep_output and layer in last):
+        plain = len(heights) == 1 and any(len(shape) > 1 for shape in own.values()) and not own.keys() & computed
+        if not plain or (keep_output and layer in last):
             pieces = tuple(Piece(n, 0, shape[0] if shape else 1, 0 if shape else None) for n, shape in own.items())
             yield Block(layer or "model", pieces, keep=True)
             continue

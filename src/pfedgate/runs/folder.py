@@ -205,15 +205,23 @@ def create(path: str | Path, recipe: Recipe) -> Run:
 
 def pinned(recipe: Recipe) -> tuple[str, dict[str, Path]]:
     """The recipe as its folder keeps it, and the files of code to copy there, which it names with their digests."""
-    text, sources = recipe.toml(), dict[str, Path]()
+    text, (names, sources) = recipe.toml(), copies(recipe)
+    for named, name in names.items():
+        text = text.replace(toml.dump(named), toml.dump(name))
+    return text, sources
+
+
+def copies(recipe: Recipe) -> tuple[dict[str, str], dict[str, Path]]:
+    """What a folder calls each function that a recipe names, and the files to copy there."""
+    names, sources = dict[str, str](), dict[str, Path]()
     for named in code.named(recipe.tables()):
         source = code.Code.of(named)
         digest, name = code.digest(source.file), f"code/{Path(source.file).name}"
         if sources.setdefault(name, Path(source.file)) != Path(source.file):
             name = f"code/{digest}-{Path(source.file).name}"
             sources[name] = Path(source.file)
-        text = text.replace(toml.dump(named), toml.dump(f"{name}:{source.name}#{digest}"))
-    return text, sources
+        names[named] = f"{name}:{source.name}#{digest}"
+    return names, sources
 
 
 def create_comparison(path: str | Path, recipes: Mapping[str, Recipe]) -> list[Run]:

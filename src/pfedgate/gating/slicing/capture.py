@@ -211,6 +211,8 @@ _WORDS: dict[str, Put] = {
     "rms_norm": _call(F.rms_norm, (0, 1, 2, 3)),
     "instance_norm": _call(F.instance_norm, (0, 3, 4, 1, 2, 5, 6, 7)),
     "embedding": _embedding,
+    "split_with_sizes": _method("split"),
+    "constant_pad_nd": lambda graph, args, kwargs: graph.call_function(F.pad, (*args[:2], "constant", *args[2:])),
     "slice": _slice,
     "select": _select,
     "to": _to,
@@ -224,7 +226,7 @@ _FUNCTIONS = {
     "relu", "gelu", "silu", "mish", "hardswish", "hardtanh", "hardsigmoid", "leaky_relu", "relu6", "selu", "softplus",
     "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
     "adaptive_avg_pool2d", "adaptive_avg_pool3d", "scaled_dot_product_attention", "pad", "softmax", "log_softmax",
-    "prelu", "glu", "pixel_shuffle", "tanhshrink",
+    "prelu", "glu", "pixel_shuffle", "pixel_unshuffle", "tanhshrink",
 }  # fmt: skip
 _TORCH = {"addmm", "cat", "stack", "where", "matmul", "bmm", "baddbmm", "einsum", "arange"}
 _METHODS = {

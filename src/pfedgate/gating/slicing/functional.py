@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from pfedgate.gating.slicing.analysis import Analysis
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+TRANSPOSED: tuple[Any, ...] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 SIGNATURES: dict[Any, tuple[str, ...]] = {
     F.linear: ("input", "weight", "bias"),
     torch.addmm: ("bias", "input", "weight"),
     torch.matmul: ("input", "weight"),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _CONVOLUTION),
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _CONVOLUTION),
+    **dict.fromkeys(TRANSPOSED, _TRANSPOSED),
+    F.instance_norm: ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
     F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
@@ -36,6 +40,7 @@ SIGNATURES: dict[Any, tuple[str, ...]] = {
 _DEFAULTS: dict[str, Any] = {
     "bias": None, "weight": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": False,
     "momentum": 0.1, "padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": False,
+    "output_padding": 0, "use_input_stats": True, "eps": 1e-5,
 }  # fmt: skip
 _WEIGHTS = ("weight", "bias")
 
@@ -74,9 +79,12 @@ def layer(node: fx.Node, analysis: Analysis) -> Any:
     names = [analysis.parameter(p) for p in (weight, held["bias"]) if p is not None]
     module.place = names[0].removesuffix(".weight").removesuffix(".bias") if names else ""
     if weight is not None and node.target is not F.embedding:
-        rows, columns = (1, 0) if node.target in (torch.addmm, torch.matmul) else (0, min(1, weight.ndim - 1))
+        turned = node.target in (torch.addmm, torch.matmul, *TRANSPOSED)
+        rows, columns = (1, 0) if turned else (0, min(1, weight.ndim - 1))
         module.out_features = module.out_channels = module.num_channels = weight.shape[rows]
         module.in_features, module.in_channels = weight.shape[columns], weight.shape[columns] * module.groups
+        if node.target in TRANSPOSED:
+            module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
         module.kernel_size = tuple(weight.shape[2:])
     elif weight is not None:
         module.embedding_dim = weight.shape[1]

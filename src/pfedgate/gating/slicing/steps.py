@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from pfedgate.gating.slicing.axes import Segments, Space
 
@@ -132,6 +133,15 @@ def describe(node: fx.Node) -> str:
         return str(node.target)
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return f"{target} ({node.name})"
+
+
+def computes_weights(module: nn.Module) -> str:
+    """What computes a layer's weights from its parameters (weight norm, spectral norm, ...); "" for plain ones."""
+    if is_parametrized(module):
+        lists: Any = module.parametrizations
+        return ", ".join(type(one).__name__.strip("_") for steps in lists.values() for one in steps)
+    hooks = [type(hook) for hook in module._forward_pre_hooks.values()]
+    return ", ".join(kind.__name__ for kind in hooks if kind.__module__.startswith("torch.nn.utils."))
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -62,7 +62,9 @@ def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
         return Network(None, reason=f"it cannot be copied, so it was not traced ({first_line(error)})")
     reasons: list[str] = []
     best: Network | None = None
-    for front in (_follow, _capture):
+    for front in (_follow, _capture, partial(_capture, warm=False)):
+        if front not in (_follow, _capture) and (best is not None or "its graph gives another" not in reasons[-1]):
+            break  # what a first pass sets up did no harm
         try:
             network = front(copy.deepcopy(twin), example, policy)
         except Untraceable as error:
@@ -95,8 +97,12 @@ def _follow(model: nn.Module, example: Given, policy: Policy) -> Network:
     return network
 
 
-def _capture(model: nn.Module, example: Given, policy: Policy) -> Network:
-    """The network as `torch.export` sees it: the operations that ran. `model` is changed: give a copy."""
+def _capture(model: nn.Module, example: Given, policy: Policy, warm: bool = True) -> Network:
+    """The network as `torch.export` sees it: the operations that ran. `model` is changed: give a copy.
+
+    What a first pass sets up (positions of tokens) is no part of it if the model is `warm`; but where a model remembers
+    what it computes from parameters, the graph must compute that.
+    """
     for place, module in model.named_modules():
         if has_hooks(module):
             raise Untraceable(f"hooks run around {place or 'the model itself'}")
@@ -107,18 +113,20 @@ def _capture(model: nn.Module, example: Given, policy: Policy) -> Network:
     for training in (True, False):
         with mode(model, training), eager_attention():
             try:
-                with torch.no_grad(), quiet(example.device):  # what a first pass sets up is no part of it
-                    call(model, example.clone())
-                before = _attributes(model)
+                with torch.no_grad(), quiet(example.device):
+                    if warm:
+                        call(model, example.clone())
+                twin = model if warm else copy.deepcopy(model)  # which would remember tensors without numbers
+                before = _attributes(twin)
                 with quiet(example.device) as drawn:
-                    graphs.append(capture(model, example, constants))
+                    graphs.append(capture(twin, example, constants))
                     if drawn():
                         raise Untraceable("its forward draws random numbers that are no part of its graph")
             except Untraceable:
                 raise
             except Exception as error:  # torch.export raises many kinds of errors
                 raise Untraceable(f"torch.export cannot capture it: {first_line(error)}") from None
-            _check_attributes(before, _attributes(model), copied=True)
+            _check_attributes(before, _attributes(twin), copied=True)
     vars(model).update(constants)
     seen = [_Example(model, graph, example, training) for graph, training in zip(graphs, (True, False), strict=True)]
     network = _network(model, list(map(_Graph, graphs, seen)), policy)

@@ -17,12 +17,18 @@ from torch import fx, nn
 
 from pfedgate.gating.slicing.analysis import Analysis, flat
 from pfedgate.gating.slicing.axes import dense, layout_of
-from pfedgate.gating.slicing.functional import SIGNATURES, arguments, is_weight
+from pfedgate.gating.slicing.functional import SIGNATURES, TRANSPOSED, arguments, is_weight
 from pfedgate.gating.slicing.rules import operations as op
-from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule
-from pfedgate.gating.slicing.rules.norm_layers import BatchNormRule, GroupNormRule, LayerNormRule, RMSNormRule
+from pfedgate.gating.slicing.rules.layers import ConvRule, EmbeddingRule, LinearRule, PReLURule, TransposedConvRule
+from pfedgate.gating.slicing.rules.norm_layers import (
+    BatchNormRule,
+    GroupNormRule,
+    InstanceNormRule,
+    LayerNormRule,
+    RMSNormRule,
+)
 from pfedgate.gating.slicing.rules.sequences import AttentionRule, HeadsRule, RecurrentRule, attention_flops
-from pfedgate.gating.slicing.steps import CannotSlice, Rule, describe, has_hooks
+from pfedgate.gating.slicing.steps import CannotSlice, Rule, computes_weights, describe, has_hooks
 
 if TYPE_CHECKING:
     from pfedgate.gating.slicing.execute import Sliced
@@ -61,9 +67,16 @@ POOL_FUNCTIONS: dict[Any, int] = {
     F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3, F.adaptive_max_pool1d: 1,
     F.adaptive_max_pool2d: 2, F.adaptive_max_pool3d: 3,
 }  # fmt: skip
+PAD_MODULES: tuple[type[nn.Module], ...] = (
+    nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ReflectionPad1d,
+    nn.ReflectionPad2d, nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d,
+    nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d,
+)  # fmt: skip
 LAYERS: dict[type[nn.Module], Maker] = {
     nn.Linear: LinearRule,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), ConvRule),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), TransposedConvRule),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), InstanceNormRule),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), BatchNormRule),
     nn.LayerNorm: LayerNormRule,
     nn.GroupNorm: GroupNormRule,
@@ -73,13 +86,21 @@ LAYERS: dict[type[nn.Module], Maker] = {
     nn.PReLU: PReLURule,
     nn.RMSNorm: RMSNormRule,
     nn.Flatten: op.Reshape,
-    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Hardtanh, nn.LogSigmoid), op.Elementwise),
+    nn.GLU: op.Gated,
+    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), op.Resample),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.Unfold), op.Rearrange),
+    **dict.fromkeys(PAD_MODULES, op.Pad),
+    **dict.fromkeys(
+        (nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Hardtanh, nn.LogSigmoid, nn.Threshold), op.Elementwise
+    ),
     **dict.fromkeys(ZERO_MODULES, op.Same),
 }
 LAYER_FUNCTIONS: dict[Any, Maker] = {
     **dict.fromkeys((F.linear, torch.addmm, torch.matmul), LinearRule),
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), ConvRule),
+    **dict.fromkeys(TRANSPOSED, TransposedConvRule),
     F.batch_norm: BatchNormRule,
+    F.instance_norm: InstanceNormRule,
     F.layer_norm: LayerNormRule,
     F.rms_norm: RMSNormRule,
     F.group_norm: GroupNormRule,
@@ -97,13 +118,18 @@ _FUNCTIONS: dict[Any, Maker] = {
     **dict.fromkeys((operator.add, operator.iadd, torch.add, operator.sub, operator.isub, torch.sub), op.Add),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, operator.truediv, torch.div), op.Multiply),
     **dict.fromkeys((torch.cat, torch.concat), op.Concatenate),
+    **dict.fromkeys((torch.split, torch.chunk, torch.tensor_split, torch.unbind), op.Split),
+    **dict.fromkeys((F.pixel_shuffle, F.pixel_unshuffle, F.unfold), op.Rearrange),
+    F.glu: op.Gated,
+    F.pad: op.Pad,
+    F.interpolate: op.Resample,
     operator.getitem: op.Item,
     getattr: op.Field,
 }
 _METHODS: dict[str, Maker] = {
     **dict.fromkeys(CONSTANT_METHODS, op.Elementwise),
     **dict.fromkeys(("matmul", "bmm"), op.BatchProduct),
-    **dict.fromkeys(("split", "chunk", "unbind"), op.Split),
+    **dict.fromkeys(("split", "chunk", "tensor_split", "unbind"), op.Split),
     "softmax": op.Softmax,
     **dict.fromkeys(ZERO_METHODS, op.Same),
     **dict.fromkeys(("flatten", "view", "reshape"), op.Reshape),
@@ -233,6 +259,8 @@ def _find(node: fx.Node, analysis: Analysis) -> Rule:
         return op.PoolRule(node, analysis, POOL_FUNCTIONS[node.target])
     if (function := _FUNCTIONS.get(node.target)) is not None:
         return function(node, analysis)
+    if str(node.target).lstrip("_").startswith(("aten.upsample", "aten._upsample")):
+        return op.Resample(node, analysis)
     raise CannotSlice(f"{getattr(node.target, '__name__', node.target)} has no rule: f(0) may differ from 0")
 
 
@@ -246,6 +274,8 @@ def _layer(node: fx.Node, analysis: Analysis) -> Rule | None:
 
 def _module(node: fx.Node, analysis: Analysis) -> Rule:
     module = analysis.module(node)
+    if what := computes_weights(module):
+        raise CannotSlice(f"{what} computes its weights; once it is taken off, the layer can be gated")
     if has_hooks(module):
         raise CannotSlice("hooks run around it")
     if type(module) in POOL_MODULES:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, layout_of
-from pfedgate.gating.slicing.functional import layer, options
+from pfedgate.gating.slicing.functional import TRANSPOSED, layer, options
 from pfedgate.gating.slicing.steps import CannotSlice, Rule
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ConvRule(Rule):
             read, self.inputs = units_read(analysis, self, self.place, source, 1, c_in, "conv")
             written = analysis.units(c_out, "conv", self.place)
             analysis.claim(module.weight, {0: written, 1: read}, reads=1)
-        elif self.groups == c_in == c_out and held is not None and all(p.inner == 1 for p in held.segments):
+        elif self.groups == c_in == c_out and held is not None and _single(held):
             # Channel c writes channel c, so both are the same unit.
             self.kind, written, read = "depthwise", held.segments, dense(1)
             analysis.spaces.mark(held.segments, consumer="conv")
@@ -160,6 +160,54 @@ class ConvRule(Rule):
             padding = 0
         conv = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
         return conv(x, weight, bias, module.stride, padding, module.dilation, groups)
+
+
+class TransposedConvRule(Rule):
+    """Units are the channels that it writes; of a grouped one whole groups; of a depthwise one those that it reads."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        module = layer(node, analysis)
+        self.options, source = options(module), input_of(node, module)
+        self.place, self.groups = place_of(node, module), module.groups
+        names = parameter_names(analysis, module)
+        self.weight, self.bias = names["weight"], names.get("bias")
+        shape, c_in, c_out = analysis.shape(source), module.in_channels, module.out_channels
+        if len(shape) != module.weight.ndim:
+            raise CannotSlice("an input without a batch axis")
+        if isinstance(module, nn.Module) and len(node.args) + len(node.kwargs) > 1:
+            raise CannotSlice("its size is given when it is called")
+        held = analysis.layout(source)
+        if isinstance(held, Layout) and held.axis != 1:
+            raise CannotSlice("the units do not lie on the channel axis")
+        self.inputs: Segments | None = None
+        if self.groups == 1:
+            read, self.inputs = units_read(analysis, self, self.place, source, 1, c_in, "conv")
+            written = analysis.units(c_out, "conv", self.place)
+            analysis.claim(module.weight, {0: read, 1: written}, reads=0)
+        elif self.groups == c_in == c_out and isinstance(held, Layout) and not held.fill and _single(held):
+            written, read = held.segments, dense(1)  # channel c writes channel c, so both are the same unit
+            analysis.spaces.mark(written, consumer="conv")
+            analysis.claim(module.weight, {0: written})
+        else:
+            raise CannotSlice("a transposed convolution in groups")
+        analysis.claim(module.bias, {0: written})
+        self.out = layout_of(1, written)
+        flops = 2.0 * math.prod(shape) * (c_out // self.groups) * math.prod(module.weight.shape[2:])
+        analysis.operation(self.place, flops, written, read)
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, module = args[0], self.options or run.modules[self.place]
+        weight, bias = run.weight(self.weight), run.optional(self.bias)
+        if self.inputs is not None:
+            x = run.pick(x, Layout(1, self.inputs))
+        groups = weight.shape[0] if self.groups > 1 else 1
+        how = (module.stride, module.padding, module.output_padding, groups, module.dilation)
+        return TRANSPOSED[weight.ndim - 3](x, weight, bias, *how)
+
+
+def _single(held: Layout) -> bool:
+    """Whether every position along the axis is a unit of its own."""
+    return all(segment.inner == 1 for segment in held.segments)
 
 
 class EmbeddingRule(Rule):

@@ -1,4 +1,4 @@
-"""Rules for batch, layer and group norm: exact, because the scale and shift of a dropped unit are dropped with it."""
+"""Rules for norms (batch, layer, group, instance): exact, because scale and shift of a dropped unit go with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from pfedgate.gating.slicing.analysis import Analysis
 from pfedgate.gating.slicing.functional import layer, options
@@ -87,6 +87,28 @@ class BatchNormRule(NormRule):
                 if buffer is not None and part is not None:
                     buffer.index_copy_(0, index, part)
         return y
+
+
+class InstanceNormRule(NormRule):
+    """Every channel by itself: one of zeros stays zero, and its shift is dropped with it."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        module = layer(node, analysis)
+        tracks = getattr(module, "running_mean", None) is not None
+        own = getattr(module, "use_input_stats", True)
+        if tracks or not own:
+            raise CannotSlice("an instance norm with running statistics")
+        super().__init__(node, analysis)
+
+    def misfit(self, module: Any, axis: int, ndim: int) -> str:
+        ranks = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+        fits = axis == 1 and ndim == ranks.get(type(module), ndim)
+        return "" if fits else "the units do not lie on the channel axis"
+
+    def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        weight, bias = run.optional(self.weight), run.optional(self.bias)
+        eps = (self.options or run.modules[self.place]).eps
+        return F.instance_norm(args[0], weight=weight, bias=bias, eps=eps)
 
 
 def _buffer(analysis: Analysis, value: Any) -> str | None:

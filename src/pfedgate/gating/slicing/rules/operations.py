@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from pfedgate.gating.slicing.analysis import Analysis, flat
 from pfedgate.gating.slicing.axes import Layout, Segment, Segments, dense, is_dense, length
@@ -139,7 +139,7 @@ class Split(AsWritten):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         super().__init__(node, analysis)
         self.parts: list[Segments] | None = None
-        self.axis, self.take = 0, str(node.target) == "unbind"
+        self.axis, self.take = 0, _name(node, analysis) == "unbind"
         held = analysis.tensor_layout(node.args[0], filled=True)
         if held is None:
             return
@@ -183,6 +183,86 @@ def portions(analysis: Analysis, held: Layout, lengths: tuple[int, ...]) -> list
             waiting[0] = Segment(None, waiting[0].length - rest)
         parts.append(tuple(part))
     return parts
+
+
+class Gated(AsWritten):
+    """glu: the first half of an axis times the sigmoid of the second half, so both halves are the same units."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        held = self.out = analysis.tensor_layout(node.args[0])
+        if held is None:
+            return
+        module = analysis.module(node) if node.op == "call_module" else None
+        dim: Any = getattr(module, "dim", keyword(node, ("dim",), node.args[1] if len(node.args) > 1 else -1))
+        if dim % len(analysis.shape(node)) != held.axis:
+            return
+        parts = [layout_like(held, part) for part in portions(analysis, held, (held.length // 2,) * 2)]
+        if parts[0] is None or parts[1] is None:
+            raise CannotSlice("only one of its halves holds units")
+        analysis.tie(parts[0], parts[1])
+        self.out = parts[0]
+
+
+class Pad(AsWritten):
+    """Numbers around a tensor: beside units they belong to none, behind every unit's own they must be zero or its."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        held = analysis.tensor_layout(node.args[0])
+        if held is None:
+            return
+        if node.op == "call_module":
+            module: Any = analysis.module(node)
+            widths, value = module.padding, getattr(module, "value", 0.0)
+            constant = isinstance(module, nn.modules.padding._ConstantPadNd)
+        else:
+            widths = keyword(node, ("pad",), node.args[1] if len(node.args) > 1 else None)
+            constant = keyword(node, ("mode",), node.args[2] if len(node.args) > 2 else "constant") == "constant"
+            value = keyword(node, ("value",), node.args[3] if len(node.args) > 3 else None) or 0.0
+        if not isinstance(widths, tuple | list) or any(isinstance(a, fx.Node) for a in (*widths, value)):
+            raise CannotSlice("its widths are computed")
+        place = 2 * (len(analysis.shape(node)) - 1 - held.axis)
+        before, after = widths[place : place + 2] if place < len(widths) else (0, 0)
+        elsewhere = [width for i, width in enumerate(widths) if i // 2 != place // 2]
+        if (constant and value and any(elsewhere)) or min(before, after) < 0 or (not constant and (before or after)):
+            raise CannotSlice("it pads with something else than zero, or cuts units off")
+        ends = [dense(width) if width else () for width in (before, after)]
+        self.out = dataclasses.replace(held, segments=(*ends[0], *held.segments, *ends[1]))
+
+
+class Resample(AsWritten):
+    """interpolate: every channel by itself, and zeros stay zeros."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        self.out = analysis.tensor_layout(node.args[0])
+        if self.out is not None and self.out.axis != 1:
+            raise CannotSlice("it resamples along the axis of the units")
+
+
+class Rearrange(AsWritten):
+    """Channels become positions, or positions channels, so many for each: a unit keeps its own."""
+
+    def __init__(self, node: fx.Node, analysis: Analysis) -> None:
+        super().__init__(node, analysis)
+        held = analysis.tensor_layout(node.args[0])
+        if held is None:
+            return
+        before, after = analysis.shape(node.args[0]), analysis.shape(node)
+        axis = 1 if "nfold" in _name(node, analysis) else len(before) - 3
+        if held.axis != axis or "im2col" in _name(node, analysis):
+            raise CannotSlice("the units do not lie on the channel axis")
+        wide, narrow = max(before[axis], after[axis]), min(before[axis], after[axis])
+        if after[axis] == wide:
+            self.out = held.merged(wide // narrow)
+            return
+        if any(segment.inner % (wide // narrow) for segment in held.segments):
+            if len(held.segments) == 1:
+                analysis.wish(held.segments, units=narrow)
+            raise CannotSlice("it parts units")
+        segments = (Segment(s.space, s.units, s.inner // (wide // narrow)) for s in held.segments)
+        self.out = dataclasses.replace(held, segments=tuple(segments))
 
 
 class PoolRule(AsWritten):
