@@ -119,7 +119,7 @@ class Branching(nn.Module):
     ("how", "reason"),
     [
         ("data", "torch.fx cannot trace it"),
-        ("argument", "of its FLOPs no units can save 100%"),
+        ("argument", "in its graph no units save 100% of the FLOPs"),
         ("luck", "draws random numbers that are no part of its graph"),
         ("overwrite", "writes in place into a tensor that is read again later"),
     ],

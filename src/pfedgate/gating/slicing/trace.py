@@ -91,9 +91,9 @@ def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
             break
     if best is not None and _held(best) < _LITTLE:
         return best
-    why = reasons or [f"of its FLOPs no units can save {_held(best):.0%}" if best is not None else ""]
+    saves = [] if best is None else [f"in its graph no units save {_held(best):.0%} of the FLOPs"]
     try:
-        regions = _by_regions(twin, example, policy, "; ".join(dict.fromkeys(why)))
+        regions = _by_regions(twin, example, policy, "; ".join(dict.fromkeys([*reasons, *saves])))
     except Untraceable as error:
         return best or Network(None, reason="; ".join(dict.fromkeys([*reasons, str(error)])))
     return regions if best is None or _held(regions) < _held(best) - _MUCH else best
