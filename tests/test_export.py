@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import pfedgate
 from pfedgate import Budget, export
+from pfedgate.data.pool import Normalise
 from pfedgate.runs import folder as runfolder
 
 RECIPE = {
@@ -78,8 +80,7 @@ def in_onnx(path: Path, x: torch.Tensor) -> list[Any]:
 
 
 def test_onnx(run: Path, tmp_path: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name, reason="needs the extra `export`: pip install 'pfedgate[export]'")
+    needs_onnx()
     found = export.client(run, "1", budget=0.3)
     path = export.save(found.compact, found.example, tmp_path / "model.onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
@@ -87,6 +88,83 @@ def test_onnx(run: Path, tmp_path: Path) -> None:
     for batch in (x[:1], x):
         (y,) = in_onnx(path, batch)
         assert distance(torch.from_numpy(y), found.compact(batch)) <= 1e-5
+
+
+def needs_onnx() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="needs the extra `export`: pip install 'pfedgate[export]'")
+
+
+def test_a_file_says_what_a_device_has_to_know(run: Path, tmp_path: Path) -> None:
+    """Whoever has the file alone can prepare samples as they were prepared in training, and name the classes."""
+    found = export.client(run, "1")
+    needs_onnx()
+    import onnxruntime
+
+    one = export.save(found.compact, found.example, tmp_path / "a.onnx", facts=found.facts("CC-BY-4.0"))
+    two = export.save(found.compact, found.example, tmp_path / "a.pt2", facts=found.facts("CC-BY-4.0"))
+    known = onnxruntime.InferenceSession(one).get_modelmeta().custom_metadata_map
+    torch.export.load(two, extra_files=(extra := {"facts.json": ""}))
+    assert json.loads(extra["facts.json"]) == known
+    assert known["licence"] == "CC-BY-4.0"
+    assert json.loads(known["classes"]) == [str(digit) for digit in range(10)]
+    assert json.loads(known["input"]) == {"name": "x", "shape": ["batch", 1, 8, 8], "dtype": "float32"}
+    steps = json.loads(known["preprocessing"])
+    mean, std = (torch.tensor(steps[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    raw = found.test.x
+    assert steps["from"] == str(raw.dtype).removeprefix("torch.")
+    assert distance((raw * steps["scale"] - mean) / std, found.local.prepare(raw)) <= 1e-5
+
+
+def test_preprocessing_by_a_function_of_the_user_is_named() -> None:
+    assert json.loads(export.facts(torch.relu, torch.float32)["preprocessing"]).endswith("relu")
+    assert export.facts(Normalise(), torch.int64) == {"preprocessing": '"none"'}  # tokens
+
+
+def test_weights_of_8_bits(tmp_path: Path) -> None:
+    needs_onnx()
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 100)
+    model, x = torch.nn.Sequential(*layers), torch.randn(16, 3, 8, 8)
+    whole = export.save(model, x, tmp_path / "a.onnx", facts={"licence": "MIT"})
+    small = export.quantise(whole, tmp_path / "b.onnx")
+    assert small.stat().st_size < 0.4 * whole.stat().st_size
+    again = export.InFile(small)
+    assert again.session.get_modelmeta().custom_metadata_map["licence"] == "MIT"
+    with torch.no_grad():
+        assert 0 < distance(again(x), model(x)) <= 0.05
+        assert distance(export.InFile(whole)(x[:3]), model(x[:3])) <= 1e-5
+
+
+def test_the_command_prints_what_8_bits_cost(run: Path, tmp_path: Path) -> None:
+    needs_onnx()
+    path = tmp_path / "two.onnx"
+    printed = call("export", str(run), "--client", "2", "--out", str(path), "--quantise", "--licence", "MIT")
+    found, again = export.client(run, "2"), export.InFile(path)
+    (row,) = (line for line in printed.splitlines() if "compact, 8 bits" in line)
+    assert f"{100 * found.score(again).accuracy:.1f} %" in row
+    assert again.session.get_modelmeta().custom_metadata_map["licence"] == "MIT"
+    assert any("quant" in node.op_type.lower() for node in nodes(path)), "the file holds floats"
+
+
+def nodes(path: Path) -> list[Any]:
+    import onnx
+
+    return list(onnx.load(path).graph.node)
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_executorch(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="needs the extra `executorch`: pip install 'pfedgate[executorch]'")
+    from executorch.runtime import Runtime
+
+    found = export.client(run, "1", budget=0.3)
+    path = export.save(found.compact, found.example, tmp_path / "a.pte", facts=found.facts("MIT"))
+    program = Runtime.get().load_program(path)
+    x = found.local.prepare(found.test.x)[:1]
+    (y,) = program.load_method("forward").execute([x])
+    assert distance(y, found.compact(x)) <= 1e-5
+    assert {"licence", "preprocessing", "classes", "input"} <= program.method_names
 
 
 @pytest.mark.slow
@@ -108,6 +186,12 @@ def test_without_onnx_it_says_what_to_install(run: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"onnx and onnxscript: pip install 'pfedgate\[export\]'"):
         export.save(torch.nn.Linear(2, 2), torch.ones(2, 2), tmp_path / "a.onnx")
+
+
+def test_without_executorch_it_says_what_to_install(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    printed = call("export", str(run), "--client", "2", "--out", str(tmp_path / "a.pte"), code=1)
+    assert "pte files need executorch: pip install 'pfedgate[executorch]'" in printed
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
@@ -132,6 +216,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
         (["--client", "7", "--out", "a.pt2"], "unknown client '7': Known: 0, 1, 2, 3"),
         (["--client", "0", "--out", "a.onx"], "unknown format 'onx': did you mean 'onnx'?"),
         (["--client", "0", "--out", "a"], "has no ending"),
+        (["--client", "0", "--out", "a.pt2", "--quantise"], "only onnx files are quantised, not pt2: give --out"),
         (["--client", "0", "--out", "a.pt2", "--budget", "0.0001"], "smallest feasible"),
     ],
 )
@@ -152,7 +237,7 @@ def test_methods_without_gates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
 def test_savings_are_those_of_the_compact_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "pt2":
-        monkeypatch.setattr(export, "ONNX", ("no-such-package",))
+        monkeypatch.setitem(export.NEEDS, "onnx", (("no-such-package",), ""))
     x = torch.randn(32, 1, 8, 8)
     model = pfedgate.models.build("cnn_digits")
     gated = pfedgate.gate(model, x, budget=0.3)

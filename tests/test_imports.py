@@ -41,7 +41,7 @@ SHARED = {"pfedgate.core.errors", "pfedgate.core"}
 
 EXTRAS = (
     "flwr", "datasets", "pyarrow", "PIL", "optuna", "wandb", "mlflow", "tensorboard", "onnx",
-    "onnxruntime", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme", "ray", "opacus",
+    "onnxruntime", "executorch", "matplotlib", "sklearn", "vl_convert", "psutil", "trustme", "ray", "opacus",
 )  # fmt: skip
 
 

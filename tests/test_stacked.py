@@ -2,16 +2,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.test_local import MLP, Noisy, Samples
+from torch import nn
 
+from pfedgate.algorithms.fedavg import FedAvg
 from pfedgate.core.modules import initial
-from pfedgate.core.types import Card, Local, Optim, Round, Task
+from pfedgate.core.state import floating, form
+from pfedgate.core.types import Card, Local, Optim, Round, Task, Update
 from pfedgate.models import build
+from pfedgate.training import stacked
 from pfedgate.training.fit import fit
 from pfedgate.training.stacked import fit_many, group_size, stackable
 
@@ -38,6 +43,85 @@ def test_stacked_is_one_by_one(sizes: list[int], optim: Optim, epochs: int, drop
             torch.testing.assert_close(many.state[name], value, atol=1e-5, rtol=1e-4)
         assert (many.steps, many.samples, many.flops) == (one.steps, one.samples, one.flops)
         assert many.loss == pytest.approx(one.loss, rel=1e-4, nan_ok=True)
+
+
+class Twice(nn.Module):
+    """A layer that is used twice, one with a norm, one without bias, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Linear(5, 16), nn.Linear(16, 16)
+        self.norm, self.out = nn.LayerNorm(16), nn.Linear(16, 10, bias=False)
+        self.spare = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        hidden = self.again(self.first(x.flatten(1)).tanh()).relu()
+        logits: torch.Tensor = self.out(self.norm(self.again(hidden)))
+        return logits
+
+
+class Scaled(nn.Module):
+    """A parameter outside any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(5, 10), nn.Parameter(torch.ones(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        logits: torch.Tensor = self.layer(x.flatten(1)) * self.scale
+        return logits
+
+
+class Centred(nn.Module):
+    """Samples of a batch that see each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        logits: torch.Tensor = self.layer((x - x.mean(0)).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize(("model", "mapped"), [(Twice, 1), (Scaled, 2), (Centred, 3)])
+def test_any_forward_pass_is_stacked_right(
+    model: type[nn.Module], mapped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side where a layer holds every parameter and samples are alone, by vmap elsewhere."""
+    calls: list[Any] = []
+    made = stacked.vmap
+
+    def counted(function: Any) -> Any:
+        each = made(function)
+        return lambda *given: calls.append(None) or each(*given)
+
+    monkeypatch.setattr(stacked, "vmap", counted)
+    stacked._gradients.cache_clear()
+    task = Task(model, optim=Optim(clip=0.5), batch=5)
+    states = [initial(task, at) for at in range(3)]
+    together = fit_many(task, states, clients([10, 10, 10]))
+    for state, local, many in zip(states, clients([10, 10, 10]), together, strict=True):
+        for name, value in fit(task, state, local).state.items():
+            torch.testing.assert_close(many.state[name], value, atol=1e-5, rtol=1e-4)
+    stacked._gradients.cache_clear()
+    assert len(calls) == mapped, "the first batch is compared; of two batches none, or both, are left to vmap"
+
+
+def test_a_stacked_update_is_the_vector_that_it_says() -> None:
+    algorithm = FedAvg(Task(MLP, batch=7))
+    state = initial(algorithm.task, 0)
+    for update, _ in algorithm.train_many([state, state], [{}, {}], clients([9, 12])):
+        plain = Update(dict(update.shared), update.weight)
+        assert form(update) == form(plain)
+        assert [*floating(update)[0]] == [*floating(plain)[0]]
+        known, found = floating(update)[1], floating(plain)[1]
+        assert known is not None
+        assert found is not None
+        assert torch.equal(known, found)
 
 
 def test_given_states_are_not_changed() -> None:

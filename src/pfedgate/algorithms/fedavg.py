@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pfedgate.algorithms import register
 from pfedgate.core.algorithm import Algorithm
+from pfedgate.core.state import alike
 from pfedgate.core.types import Local, State, Update
 from pfedgate.training.fit import fit
 from pfedgate.training.stacked import fit_many, stackable
@@ -38,4 +39,6 @@ class FedAvg(Algorithm):
     ) -> list[tuple[Update, State]]:
         """As `train`, for clients side by side."""
         done = fit_many(self.task, gots, locals)
-        return [(Update(d.state, local.n, d.metrics), {}) for d, local in zip(done, locals, strict=True)]
+        updates = [Update(d.state, local.n, d.metrics) for d, local in zip(done, locals, strict=True)]
+        alike(updates, [d.vector for d in done if d.vector is not None])
+        return [(update, {}) for update in updates]

@@ -72,24 +72,39 @@ def export(
         float | None, typer.Option("--budget", help="Share of the dense model; by default the client's in the run.")
     ] = None,
     format: Annotated[
-        str | None, typer.Option("--format", metavar="pt2|onnx", help="By default as the file's name ends.")
+        str | None, typer.Option("--format", metavar="pt2|onnx|pte", help="By default as the file's name ends.")
     ] = None,
+    quantise: Annotated[
+        bool, typer.Option("--quantise", help="Weights of 8 bits (onnx); prints what that costs in accuracy.")
+    ] = False,
+    licence: Annotated[
+        str, typer.Option("--licence", help="For the file's metadata: under which terms it may be used.")
+    ] = "",
     debug: Debug = False,
 ) -> None:
     """Write a client's model without its gate: one choice of blocks for all its data, as smaller plain layers."""
-    from pfedgate.export import client, format_of, newcomer, save
+    from pfedgate.export import client, format_of, need, newcomer, save
+    from pfedgate.export import quantise as quantised
 
     kind = format_of(file, format)
+    need(kind)
+    if quantise and kind != "onnx":
+        raise ValueError(f"only onnx files are quantised, not {kind}: give --out a name that ends with .onnx")
     if (name is None) == (gate is None):
         raise ValueError("whose model? Give --client with an id of the run, or --gate with a file of `pfedgate adapt`")
     model = newcomer(folder, gate, budget=budget) if gate else client(folder, str(name), budget=budget)
     with err().status(f"writing {file} …"):
-        save(model.compact, model.example, file, kind)
+        save(model.compact, model.example, file, kind, model.facts(licence))
         view = _table(model, file, kind)
+        if quantise:
+            quantised(file, file)
+            _add_quantised(view, model, file)
     out().print(view)
     shape = " × ".join(["batch", *map(str, model.example.shape[1:])])
     dtype = str(model.example.dtype).removeprefix("torch.")
-    say(f"{file}: takes {shape} {dtype}, prepared as in training")
+    if kind == "pte":
+        shape = shape.replace("batch", "1")
+    say(f"{file}: takes {shape} {dtype}, prepared as in training (its metadata says how)")
 
 
 @app.command()
@@ -146,3 +161,12 @@ def _table(client: Client, file: Path, format: str) -> Table:
     scope = client.gated.gated.gate.config.scope
     view.add_row(f"gated, a choice per {scope}", "-", "-", "-", metric.show(client.score(client.gated).score))
     return view
+
+
+def _add_quantised(view: Table, client: Client, file: Path) -> None:
+    """The file that was written in the end, as ONNX Runtime runs it."""
+    from pfedgate.export import InFile, parameters
+    from pfedgate.runs.progress import size
+
+    score = client.task.metric.show(client.score(InFile(file)).score)
+    view.add_row("compact, 8 bits", f"{parameters(client.compact):,}", "-", size(file.stat().st_size), score)

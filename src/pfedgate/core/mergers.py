@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pfedgate.core.state import floating, shapes, unflat
+from pfedgate.core.state import Form, floating, form, shapes, unflat
 from pfedgate.core.types import Card, State, Update
 
 
@@ -79,6 +79,7 @@ class WeightedMean:
     ) -> None:
         self.server, self.total, self.finish = server, total, finish
         self._counters: State = {}
+        self._form: Form = ()
         # One vector per set of names: clients that send the same names cost one addition each.
         self._sums: dict[tuple[str, ...], tuple[Tensor, float, State]] = {}
 
@@ -86,8 +87,10 @@ class WeightedMean:
         """Add weight times values to the sums."""
         floats, vector = floating(update)
         names = tuple(floats)
-        if names in self._sums and shapes(floats) != shapes(like := self._sums[names][2]):
-            return f"its shapes are {shapes(floats)}, those of the others {shapes(like)}"
+        if form(update) is not self._form:  # one and the same for clients that were trained side by side
+            if names in self._sums and shapes(floats) != shapes(like := self._sums[names][2]):
+                return f"its shapes are {shapes(floats)}, those of the others {shapes(like)}"
+            self._form = form(update)
         if len(floats) < len(update.shared):
             for name, value in update.shared.items():
                 if name not in floats:

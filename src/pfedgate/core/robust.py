@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from pfedgate.core.mergers import Merger
-from pfedgate.core.state import flat, floating
+from pfedgate.core.state import Form, flat, floating, form
 from pfedgate.core.types import Card, ServerOptim, State, Update
 
 FOR_ALL = ("guard", "clip", "off")  # rules that look at one update at a time
@@ -70,6 +70,7 @@ class Clipped:
         self.refusals: list[tuple[str, str]] = []  # of updates that were held: client, reason
         self._far: list[float] = []
         self._weights: list[float] = []
+        self._like: tuple[Form, Tensor] = ((), torch.empty(0))  # the last update's form, and the server where it lay
         self._held: list[tuple[Card, Update, float]] | None = []  # and how far it is
 
     def add(self, card: Card, update: Update) -> str | None:
@@ -112,10 +113,16 @@ class Clipped:
 
     def _far_off(self, card: Card, update: Update) -> float:
         """How far an update is from the server: the root of the mean square, or with `norm` of the sum."""
-        bases = self.inner.around(card, update)
         floats, vector = floating(update)
+        if vector is not None and form(update) is self._like[0]:  # trained side by side with the last one
+            base = self._like[1]
+            length = float(torch.linalg.vector_norm(vector - base, dtype=torch.float64))
+            return length if self.rule.norm is not None else length / math.sqrt(max(len(base), 1))
+        bases = self.inner.around(card, update)
         if vector is not None and [*bases] == [*floats]:  # as usual: of a small model one vector costs less than many
-            length = float(torch.linalg.vector_norm(vector - flat(bases), dtype=torch.float64))
+            base = flat(bases)
+            self._like = (form(update), base)
+            length = float(torch.linalg.vector_norm(vector - base, dtype=torch.float64))
         else:
             squares = (float((update.shared[n].double() - base).square().sum()) for n, base in bases.items())
             length = math.sqrt(sum(squares))

@@ -14,6 +14,7 @@ from pfedgate.core.errors import unknown
 from pfedgate.core.types import State, Update
 
 Shapes = Sequence[tuple[str, torch.Size]]
+Form = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
 
 def floating(update: Update) -> tuple[State, Tensor | None]:
@@ -29,6 +30,31 @@ def floating(update: Update) -> tuple[State, Tensor | None]:
     return pair
 
 
+def form(update: Update) -> Form:
+    """Names, types and shapes of what an update shares; made once per update, as everybody asks for it."""
+    known: Form | None = update.__dict__.get("_form")
+    if known is None:
+        known = form_of(update.shared)
+        update.__dict__["_form"] = known
+    return known
+
+
+def form_of(state: State) -> Form:
+    """Names, types and shapes of a State.
+
+    >>> form_of({"w": torch.ones(2)})
+    (('w', torch.float32, torch.Size([2])),)
+    """
+    return tuple([(name, value.dtype, value.shape) for name, value in state.items()])
+
+
+def alike(updates: Sequence[Update], vectors: Sequence[Tensor]) -> None:
+    """Note that these updates are of one form, and what vector each of them is: found out alone it costs more."""
+    known = form(updates[0])
+    for update, vector in zip(updates, vectors, strict=True):
+        update.__dict__.update(_form=known, _floating=(update.shared, vector))
+
+
 def flat(state: State) -> Tensor:
     """All tensors of a State end to end in one vector; no copy where they already lie that way.
 
@@ -37,18 +63,15 @@ def flat(state: State) -> Tensor:
     True
     """
     values = list(state.values())
-    first = values[0]
-    storage, position = first.untyped_storage().data_ptr(), first.storage_offset()
+    first, size = values[0], values[0].element_size()
+    address, count = first.data_ptr(), 0
     for value in values:
-        if (
-            value.untyped_storage().data_ptr() != storage
-            or value.storage_offset() != position
-            or value.dtype != first.dtype
-            or not value.is_contiguous()
-        ):
+        if value.data_ptr() != address + count * size or value.dtype != first.dtype or not value.is_contiguous():
             return torch.cat([value.reshape(-1) for value in values])
-        position += value.numel()
-    return first.detach().as_strided((position - first.storage_offset(),), (1,))
+        count += value.numel()
+    if (first.storage_offset() + count) * size > first.untyped_storage().nbytes():  # neighbours by chance
+        return torch.cat([value.reshape(-1) for value in values])
+    return first.detach().as_strided((count,), (1,))
 
 
 def unflat(vector: Tensor, shapes: Shapes) -> State:

@@ -52,13 +52,15 @@ def _place(part: str) -> int:
 class Part:
     """One part (train, val or test) of one client's data. Nothing is read before `x` or `y` is asked for."""
 
-    def __init__(self, client: str, name: str, rows: Tensor, pool: Pool) -> None:
-        self.client, self.name, self.rows, self._pool = client, name, rows, pool
+    def __init__(self, client: str, name: str, rows: tuple[int, int, Rows | None], pool: Pool) -> None:
+        self.client, self.name, self._rows, self._pool = client, name, rows, pool
+        self.n = rows[1] - rows[0]  # samples in the part
 
-    @property
-    def n(self) -> int:
-        """Number of samples in the part."""
-        return int(self.rows.shape[0])
+    @cached_property
+    def rows(self) -> Tensor:
+        """The numbers of its rows in the pool."""
+        first, last, listed = self._rows
+        return torch.arange(first, last) if listed is None else listed.tensor[first:last].long()
 
     @cached_property
     def x(self) -> Tensor:
@@ -69,6 +71,15 @@ class Part:
     def y(self) -> Tensor:
         """Labels as whole numbers (int64) from 0."""
         return self._pool.y(self.rows)
+
+    @staticmethod
+    def together(parts: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels of several parts, one after the other, in one read; None if they are not of one pool."""
+        pool = parts[0]._pool
+        if not all(type(part) is Part and part._pool is pool for part in parts):
+            return None
+        rows = torch.cat([part.rows for part in parts])
+        return pool.x(rows), pool.y(rows)
 
     def __len__(self) -> int:
         return self.n
@@ -127,9 +138,8 @@ class Federation:
     def part(self, client: str, name: str) -> Part:
         """The train, val or test data of one client, training or novel."""
         at = len(PARTS) * self.ids.index(client) + _place(name)
-        first, last = self._bounds.tensor[at : at + 2].tolist()
-        rows = torch.arange(first, last) if self._rows is None else self._rows.tensor[first:last].long()
-        return Part(client, name, rows, self.pool)
+        bounds = self._bounds.tensor.numpy()
+        return Part(client, name, (bounds.item(at), bounds.item(at + 1), self._rows), self.pool)
 
     def sizes(self, name: str) -> Ints:
         """Samples in this part for every id of `federation.ids` (training and novel), without reading any."""

@@ -81,10 +81,14 @@ def reading(what: str) -> Iterator[None]:
     """Reading what a node said may fail in any way: all of them are `Refused`."""
     try:
         yield
-    except Refused as error:
-        raise type(error)(words(error)) from error
     except Exception as error:
-        raise Refused(words(f"{what} cannot be used: {type(error).__name__}: {error}")) from error
+        raise _refused(what, error) from error
+
+
+def _refused(what: str, error: Exception) -> Refused:
+    if isinstance(error, Refused):
+        return type(error)(words(error))
+    return Refused(words(f"{what} cannot be used: {type(error).__name__}: {error}"))
 
 
 def number(value: object, most: float = NUMBER, least: float = -NUMBER) -> float:
@@ -129,7 +133,7 @@ def numbers(said: Mapping[Any, Any], stage: str, taken: Sequence[str] = ()) -> d
 
 def admit(algorithm: Algorithm, got: State, card: Card, update: Update) -> Update:
     """The update as the server may use it: no heavier than the roll says, and without numbers that say nothing."""
-    with reading("its update"):
+    try:
         if not math.isfinite(update.weight) or update.weight <= 0:
             raise Refused(f"weight is {update.weight}, must be a finite number > 0")
         for name, value in update.shared.items():
@@ -141,6 +145,8 @@ def admit(algorithm: Algorithm, got: State, card: Card, update: Update) -> Updat
             raise Refused(reason)
         said = numbers(update.metrics, "update", [metric.name for metric in algorithm.task.metrics])
         return update if said == update.metrics else replace(update, metrics=said)
+    except Exception as error:
+        raise _refused("its update", error) from error
 
 
 def _out_of_bounds(update: Update) -> str | None:
@@ -152,6 +158,8 @@ def _out_of_bounds(update: Update) -> str | None:
         for name, value in floats.items():
             if not _small(value):
                 return f"{words(repr(name), 80)}: values beyond {VALUE:g}"
+    if len(floats) == len(update.shared):
+        return None
     for name, value in update.shared.items():
         if name not in floats and value.dtype is torch.int64 and value.numel() and int(value.abs().max()) > COUNT:
             return f"{words(repr(name), 80)}: whole numbers beyond {COUNT}"
@@ -160,7 +168,7 @@ def _out_of_bounds(update: Update) -> str | None:
 
 def _small(values: Tensor) -> bool:
     """Whether all values are finite and within bounds: in the usual case for the price of a dot product."""
-    values = values.reshape(-1)
+    values = values if values.ndim == 1 else values.reshape(-1)
     square = torch.dot(values, values).item()
     return square <= VALUE**2 or (bool(values.isfinite().all()) and float(values.abs().max()) <= VALUE)
 

@@ -21,6 +21,7 @@ from functools import lru_cache
 import torch
 from safetensors.torch import load
 
+from pfedgate.core.state import Form, form, form_of
 from pfedgate.core.types import State, Update
 from pfedgate.engine.boundary import Refused, words
 from pfedgate.engine.store import pack_file
@@ -66,12 +67,12 @@ def packed_size(state: State) -> int:
     """Length of `pack(state)`; an empty State is not sent at all."""
     if not state:
         return 0
-    return _packed_size(tuple([(name, value.dtype, tuple(value.shape)) for name, value in state.items()]))
+    return _packed_size(form_of(state))
 
 
 @lru_cache(maxsize=4096)
-def _packed_size(signature: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
-    return len(pack({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in signature}))
+def _packed_size(known: Form) -> int:
+    return len(pack({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in known}))
 
 
 def encode(update: Update, *, client: str, round: int) -> bytes:
@@ -87,7 +88,7 @@ def size(update: Update, *, client: str) -> int:
     if not update.shared:
         return 0
     numbers = len(_labels(tuple(update.metrics))) + 8 * len(update.metrics)
-    return _FRAME.size + len(client.encode()) + numbers + packed_size(update.shared)
+    return _FRAME.size + len(client.encode()) + numbers + _packed_size(form(update))
 
 
 @lru_cache(maxsize=4096)

@@ -37,6 +37,7 @@ class Fit:
     samples: int  # samples that went forward and backward, repetitions counted
     flops: float
     hidden: bool = False  # the loss tells of samples, so it was not looked at
+    vector: Tensor | None = None  # the State as one vector, of clients that were trained side by side
 
     @property
     def metrics(self) -> dict[str, float]:

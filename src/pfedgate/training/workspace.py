@@ -137,8 +137,8 @@ class Stepper:
     [0.5, 0.5]
     """
 
-    def __init__(self, optim: Optim, lr: float | None = None, slots: State | None = None) -> None:
-        self.optim = optim
+    def __init__(self, optim: Optim, lr: float | None = None, slots: State | None = None, keeps: bool = False) -> None:
+        self.optim, self.keeps = optim, keeps  # whether it may keep the gradient, which nobody uses again
         self.lr = optim.lr if lr is None else lr
         slots = clone(slots or {})
         self.first = slots.get("optim/first")  # momentum, or Adam's mean
@@ -161,7 +161,10 @@ class Stepper:
             gradient.add_(vector, alpha=decay)
         if self.optim.name == "sgd":
             if momentum:
-                self.first = gradient.clone() if self.first is None else self.first.mul_(momentum).add_(gradient)
+                if self.first is None:
+                    self.first = gradient if self.keeps else gradient.clone()
+                else:
+                    self.first.mul_(momentum).add_(gradient)
                 gradient = self.first
             vector.add_(gradient, alpha=-self.lr)
             return

@@ -2,18 +2,14 @@
 
 anna = client("runs/digits-pfedgate", "anna", budget=0.3)
 anna.gated, anna.compact              the model that was scored, and the same with one choice of blocks
-save(anna.compact, anna.example, "client.onnx")
+save(anna.compact, anna.example, "client.onnx", facts=anna.facts("CC-BY-4.0"))
 print(savings(gated, x))              a gated module before and after: widths, parameters, FLOPs, ms, bytes of the file
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -32,6 +28,7 @@ from pfedgate.core.prior import Added
 from pfedgate.core.types import Budget, Card, Federation, Local, Part, Round, State, Task
 from pfedgate.engine.endpoint import Endpoint, own_part
 from pfedgate.engine.roster import Roster
+from pfedgate.export.formats import FORMATS, NEEDS, InFile, facts, format_of, need, quantise, save
 from pfedgate.gating.model import GatedModel
 from pfedgate.gating.slicing.compact import compact
 from pfedgate.runs import folder as runfolder
@@ -39,8 +36,6 @@ from pfedgate.runs.gates import has_gates
 from pfedgate.runs.progress import scaled, size
 from pfedgate.training.fit import Score, evaluate
 
-FORMATS = ("pt2", "onnx")
-ONNX = ("onnx", "onnxscript")  # the packages that writing it takes
 FEW = 30  # clients whose names fit into a message
 
 
@@ -52,6 +47,7 @@ class Client:
     task: Task
     local: Local
     test: Part
+    classes: tuple[str, ...] = ()  # by name, where the data source knows names
 
     @cached_property
     def compact(self) -> nn.Module:
@@ -71,6 +67,13 @@ class Client:
     def example(self) -> Tensor:
         """Two prepared samples: what the module takes."""
         return self.local.prepare(self.local.train.x[:1]).repeat_interleave(2, 0)
+
+    def facts(self, licence: str = "") -> dict[str, str]:
+        """What a device has to know, for `save`: how samples are prepared, and the names of classes."""
+        from pfedgate import __version__
+
+        raw, made = self.local.train.x[:1].dtype, f"pfedgate {__version__}"
+        return facts(self.local.prepare, raw, classes=self.classes, licence=licence, producer=made)
 
     def score(self, model: nn.Module) -> Score:
         """Loss and accuracy on the client's test data."""
@@ -119,7 +122,8 @@ def _client(algorithm: Algorithm, got: State, private: State, local: Local, fede
     method = own.method(algorithm)
     predictor = method.predictor(got, method.personalise(got, private, local), local.card)
     assert isinstance(predictor, Personal)
-    return Client(predictor, algorithm.task, local, federation.part(local.card.id, "test"))
+    classes = getattr(federation, "class_names", None) or ()
+    return Client(predictor, algorithm.task, local, federation.part(local.card.id, "test"), tuple(classes))
 
 
 @torch.no_grad()
@@ -146,64 +150,6 @@ def _card(roster: Roster, id: str) -> Card:
     if id not in roster.ids and len(roster) <= FEW:
         raise ValueError(unknown("client", id, roster.ids))
     return roster.card(roster.ids.index(id))
-
-
-def format_of(path: str | Path, wanted: str | None = None) -> str:
-    """The format that is wanted, or that a file's name says.
-
-    >>> format_of("model.onnx"), format_of("model.bin", "pt2")
-    ('onnx', 'pt2')
-    """
-    name = wanted or Path(path).suffix.removeprefix(".")
-    if not name:
-        raise ValueError(f"which format? {path} has no ending: give it one of .{', .'.join(FORMATS)}, or --format")
-    if name not in FORMATS:
-        raise ValueError(unknown("format", name, FORMATS))
-    return name
-
-
-def save(module: nn.Module, example: Tensor, path: str | Path, format: str | None = None) -> Path:
-    """Write a plain module to a file: for `torch.export.load` (pt2) or ONNX runtimes (onnx).
-
-    `example` is a batch as the module takes it; batches of any size can be given to what is written.
-    """
-    target, how = Path(path), format_of(path, format)
-    if how == "onnx":
-        need_onnx()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    module.eval()
-    # A batch of one would be taken for a fixed size.
-    example = example if len(example) > 1 else example.repeat_interleave(2, 0)
-    sizes = ({0: torch.export.Dim("batch")},)
-    with _silence():
-        if how == "onnx":
-            torch.onnx.export(
-                module, (example,), target, dynamo=True, external_data=False, verbose=False, dynamic_shapes=sizes
-            )
-        else:
-            torch.export.save(torch.export.export(module, (example,), dynamic_shapes=sizes), target)
-    return target
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Without what torch's exporters say of their own insides: nothing a caller could change."""
-    log = logging.getLogger("torch")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)
-
-
-def need_onnx() -> None:
-    """Fail with what to install, if ONNX is not there."""
-    missing = [name for name in ONNX if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"ONNX needs {' and '.join(missing)}: pip install 'pfedgate[export]'")
 
 
 @dataclass(frozen=True)
@@ -254,7 +200,7 @@ def savings(gated: GatedModel, x: Tensor) -> Savings:
     dense, small = deepcopy(gated.model).eval(), compact(gated, x).eval()
     both = (dense, small)
     after = {name: width for name, part in small.named_modules() if (width := _width(part))}
-    kind = "onnx" if all(importlib.util.find_spec(name) for name in ONNX) else "pt2"
+    kind = "onnx" if all(importlib.util.find_spec(name) for name in NEEDS["onnx"][0]) else "pt2"
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         flops = [measure.flops(partial(model, x)) for model in both]
         seconds = measure.interleaved({"dense": partial(dense, x), "small": partial(small, x)})
@@ -281,4 +227,7 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-__all__ = ["FORMATS", "Client", "Savings", "client", "format_of", "need_onnx", "parameters", "save", "savings"]
+__all__ = [
+    "FORMATS", "NEEDS", "Client", "InFile", "Savings", "client", "facts", "format_of", "need", "parameters", "quantise",
+    "save", "savings",
+]  # fmt: skip
