@@ -38,6 +38,10 @@ KINDS: dict[str, tuple[str, float | int, float]] = {
 }
 
 
+# On CIFAR-10, where a run takes ten times as long, what crooked clients cost with the recommended rule.
+WANTED = {"digits": tuple(KINDS), "cifar10": ("all honest", ABSENT, ONE_ABSENT, FLIP, ONE)}
+
+
 def column(data: str, what: str) -> Column:
     """A data set with crooked clients."""
     kind, share, strength = KINDS[what]
@@ -55,7 +59,7 @@ ATTACKS = Study(
         for name, (method, settings) in METHODS.items()
         for rule in RULES
     ),
-    tuple(column(data, what) for data in SETTINGS for what in KINDS),
+    tuple(column(data, what) for data, kinds in WANTED.items() for what in kinds),
     (
         Number("accuracy", "Accuracy of honest clients after the last round, %"),
         Number("success", "Test samples of honest clients called what the attacker wants, %", best=min),
