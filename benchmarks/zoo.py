@@ -481,7 +481,7 @@ def measure(architecture: str, quick: bool) -> dict[str, Any]:
     row["sliced"] = {r: 1 - plan.costs.fixed(r) / dense[r] for r in ("params", "flops")}
     row["smallest"] = {r: least[r] / dense[r] for r in ("params", "flops")}
     network = plan.network
-    row["front end"] = "export" if network is not None and network.sizes else "fx"
+    row["front end"] = _front(network)
     for share in BUDGETS:
         cell: dict[str, Any] = {}
         row[f"s={share}"] = cell
@@ -517,6 +517,13 @@ def measure(architecture: str, quick: bool) -> dict[str, Any]:
         except Exception as error:
             cell["compact"] = f"{type(error).__name__}: {error}"[:200]
     return row
+
+
+def _front(network: Any) -> str:
+    """What followed a forward: torch.fx, torch.export, or either, but regions only."""
+    if network.program is None:
+        return "regions"
+    return "export" if network.program.sizes else "fx"
 
 
 def _too_long(number: int, frame: Any) -> None:

@@ -73,8 +73,8 @@ def test_places_and_reasons(forward: Any, place: str, reason: str) -> None:
 
 def test_modules_without_a_rule_are_named() -> None:
     text = explain(*build("unknown"))
-    assert "kept whole: ConvTranspose2d has no rule" in text or "conv_transpose2d has no rule" in text
-    assert "LocalResponseNorm has no rule" in text or "pad has no rule" in text
+    assert "kept whole: a transposed convolution in groups" in text
+    assert "LocalResponseNorm has no rule" in text
 
 
 def test_layers_with_hooks_run_whole_so_that_hooks_run() -> None:
@@ -119,18 +119,41 @@ class Branching(nn.Module):
     ("how", "reason"),
     [
         ("data", "torch.fx cannot trace it"),
-        ("argument", "no units were found"),
+        ("argument", "in its graph no units save 100% of the FLOPs"),
         ("luck", "draws random numbers that are no part of its graph"),
         ("overwrite", "writes in place into a tensor that is read again later"),
     ],
 )
-def test_models_that_cannot_be_followed(how: str, reason: str) -> None:
-    model, x = Branching(how), torch.randn(4, 8)
+def test_layers_of_models_that_cannot_be_followed_are_sliced(how: str, reason: str) -> None:
+    model, x = Branching(how).double(), torch.randn(4, 8).double()
+    sliced, masked = gated_pair(model, x, Budget(params=0.7))
+    assert sliced.execution == "sliced"
+    assert reason in sliced.explain()
+    for training in (True, False):
+        state = random.getstate()
+        results = []
+        for gated in (sliced, masked):
+            random.setstate(state)
+            results.append(gated.train(training)(x))
+        assert torch.allclose(*results, rtol=0, atol=1e-12)
+    results[0].sum().backward()
+
+
+def test_models_of_which_nothing_can_be_followed_are_masked() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 40), nn.Linear(40, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(F.linear(x, self.a.weight))
+            return F.linear(h if h.sum() > 0 else h * 2, self.b.weight)
+
+    model, x = Bare(), torch.randn(4, 8)
     with pytest.warns(UserWarning, match="binds parameters alone"):
         gated = pfedgate.gate(model, x, 0.7, gate=SMALL)
     assert gated.execution == "masked"
-    assert gated.explain().startswith("masked execution: ")
-    assert reason in gated.explain()
+    assert gated.explain().startswith("masked execution: torch.fx cannot trace it")
     with pytest.raises(ValueError, match=r"sliced execution is not possible: .*Use execution='auto'"):
         pfedgate.gate(model, x, 0.7, execution="sliced")
     gated(x).sum().backward()
@@ -166,8 +189,10 @@ def test_code_that_a_graph_does_not_show_is_found_out() -> None:
 
     model = Sneaky()
     gated = pfedgate.gate(model, torch.randn(4, 8), Budget(params=0.7), gate=SMALL)
-    assert gated.execution == "masked"
-    assert "masked execution: its forward sets an attribute (Sneaky.calls)" in gated.explain()
+    assert "its forward runs as it is: its forward sets an attribute (Sneaky.calls)" in gated.explain()
+    calls, x = model.calls, torch.randn(4, 8)
+    gated(x), gated(x)
+    assert model.calls == calls + 2
 
 
 def test_uncopyable_models_run_masked() -> None:

@@ -66,7 +66,7 @@ def gated(between: Callable[[Net, Tensor], Tensor]) -> pfedgate.GatedModel:
 def order(model: pfedgate.GatedModel) -> list[type]:
     assert model.plan.network is not None
     assert model.plan.network.program is not None
-    return [type(step.rule) for step in model.plan.network.program if type(step.rule) in (PoolRule, Same)]
+    return [type(step.rule) for step in model.plan.network.program.training if type(step.rule) in (PoolRule, Same)]
 
 
 @pytest.mark.parametrize("name", MOVED)

@@ -99,7 +99,7 @@ def not_zero() -> tuple[nn.Module, Tensor]:
 def unknown() -> tuple[nn.Module, Tensor]:
     """Modules without a rule, with and without parameters."""
     return nn.Sequential(
-        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.ConvTranspose2d(24, 12, 3), nn.InstanceNorm2d(12, affine=True),
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.ConvTranspose2d(24, 12, 3, groups=2), nn.Softmax2d(),
         nn.Conv2d(12, 24, 3), nn.LocalResponseNorm(3), nn.Softplus(), nn.Flatten(), nn.Linear(864, 5),
     ), images()  # fmt: skip
 

@@ -91,7 +91,26 @@ def call(module: Any, x: Given) -> Any:
 def functional(model: nn.Module, tensors: dict[str, Tensor], x: Given) -> Any:
     """A module's result with other parameters and buffers."""
     args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
-    return torch.func.functional_call(model, tensors, args, kwargs)
+    return lend(model, tensors, args, kwargs)
+
+
+def lend(module: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A module's result with other parameters and buffers, everywhere where it has them.
+
+    Torch ties names itself, but of a module that is registered twice it does not put the parameters back.
+    """
+    own = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    values = {id(own[name]): tensor for name, tensor in tensors.items()}
+    everywhere = {
+        f"{place}.{name}" if place else name: values[id(tensor)]
+        for place, part in module.named_modules()
+        for name, tensor in (*part._parameters.items(), *part._buffers.items())
+        if tensor is not None and id(tensor) in values
+    }
+    return torch.func.functional_call(module, everywhere, args, dict(kwargs), tie_weights=False)
 
 
 def seen(x: Given) -> Tensor:

@@ -110,7 +110,7 @@ class GatedModel(nn.Module):
         network = self.plan.network
         if network is None:
             return f"masked execution: {self.plan.how} blocks cut through units, so nothing can be left out"
-        if network.program is None:
+        if network.parts is None:
             return f"masked execution: {network.reason}"
         head = "sliced execution" if self.execution == "sliced" else "masked execution, as asked for; sliced would be"
         rows = self.plan.held

@@ -50,7 +50,7 @@ class BlockPlan:
         for name, owner in self.owners.items():
             inner = math.prod(shapes[name]) // len(owner.block)
             self.sizes += np.bincount(owner.block, minlength=len(self.blocks)) * inner
-        self.sliceable = self.network is not None and self.network.program is not None
+        self.sliceable = self.network is not None and self.network.parts is not None
         self.axes: dict[str, dict[int, Segments]] = {}  # only those on which something can be missing
         if self.network is not None and self.sliceable:
             for name, axes in self.network.axes.items():

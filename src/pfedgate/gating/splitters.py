@@ -176,12 +176,12 @@ def split_model(
         notes = [f"{name} is kept whole, because the weights of its layer are computed from it" for name in computed]
         return Split(flat, _owners(flat, shapes), None, {}, {}, notes)
     network = analyse(model, example, _policy(how, keep_output, _chosen(modules)))
-    if network.program is not None and not network.spaces:
+    if network.parts is not None and not network.spaces:
         places = "; ".join(f"{place}: {why}" for place, why in network.notes[:3])
         where = "" if modules == "*" else f" in modules {modules!r}"
         reason = f"no units were found that can be skipped{where}" + (f" ({places})" if places else "")
         network = Network(None, reason=reason)
-    if network.program is None:
+    if network.parts is None:
         if how != "unit":
             raise ValueError(f"split={how!r} is not possible: {network.reason}. Use split='unit' or 'flat'")
         rows = tuple(_by_module(model, blocks, smallest, keep_output))

@@ -57,9 +57,10 @@ class Analysis:
     ) -> None:
         self.model, self.graph, self.values, self.count = model, graph, seen.values, seen.count
         self.elsewhere = seen.elsewhere
-        self.batch, self.device = seen.example.shape[0], seen.example.device
+        self.batch, self.device = float(seen.example.shape[0]), seen.example.device
         self.policy, self.refused, self.wishes = policy, refused, wishes
         self.program: dict[str, Rule] = {}
+        self.last = True
         self._again = False  # a second graph of the same network: its costs are those of the first
         self.spaces = Spaces()
         self.layouts: dict[str, Layouts] = {}
@@ -211,10 +212,19 @@ class Analysis:
                 self._memory(node, rule)
         return self.program
 
-    def turn_to(self, graph: fx.Graph, seen: Seen, layouts: dict[str, Layouts] | None = None) -> None:
-        """Go on with another graph of the same network (its evaluation): units are those that are known already."""
-        self.graph, self.values, self.layouts, self._again = graph, seen.values, layouts or {}, True
-        self.elsewhere = seen.elsewhere
+    def turn_to(
+        self,
+        graph: fx.Graph,
+        seen: Seen,
+        layouts: dict[str, Layouts] | None = None,
+        again: bool = True,
+        last: bool = True,
+    ) -> None:
+        """Go on with another graph: of the same layers (`again`: in evaluation), whose units and costs are known, or of
+        others. `last` says whether its results leave the network.
+        """
+        self.graph, self.values, self.layouts, self._again = graph, seen.values, layouts or {}, again
+        self.elsewhere, self.count, self.last = seen.elsewhere, seen.count, last
 
     def _memory(self, node: fx.Node, rule: Rule) -> None:
         """Bytes that a node allocates: what it returns, and complete copies of cut arguments."""

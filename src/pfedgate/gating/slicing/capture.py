@@ -7,10 +7,13 @@ and dataclasses are no obstacle. It writes ATen operations. They are put in the 
 
 from __future__ import annotations
 
+import io
+import logging
 import operator
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -36,12 +39,24 @@ def capture(model: nn.Module, example: Given, constants: dict[str, Tensor]) -> f
         if isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == len(given):
             axes = range(min(2, tensor.ndim)) if not tensor.is_floating_point() else range(1)
             shapes[tensor] = {axis: Dim.AUTO for axis in axes if tensor.shape[axis] >= _LEAST}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _silence():
         warnings.simplefilter("ignore")
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     known = {name: value for name, value in program.constants.items() if isinstance(value, Tensor)}
     return _Writer(program, known, constants, len(given)).graph
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without the pages that torch.export prints about code that it cannot capture: the error says enough."""
+    before, nowhere = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+    finally:
+        logging.disable(before)
 
 
 class _Writer:

@@ -100,7 +100,8 @@ def _check(small: nn.Module, program: Program, selection: Selection, example: Gi
     live = selection.live
     results: Any = Sliced(program, live, selection.adapted, lambda name, p: cut(p, name, live))(example.clone())
     results = results if selection.shift is None else results + selection.shift
-    for a, b in zip(_tensors(small(*leaves(example.clone(), program.keys))), _tensors(results), strict=True):
+    assert program.whole is not None
+    for a, b in zip(_tensors(small(*leaves(example.clone(), program.whole.keys))), _tensors(results), strict=True):
         if not b.is_floating_point() or not bool(b.isfinite().all()):
             close = torch.allclose(a, b, equal_nan=True)
         else:
@@ -332,9 +333,12 @@ class Transcription(Sliced):
     # -- the pass
     def record(self, example: Given, shift: Tensor | None) -> fx.GraphModule:
         """The module; `shift` is added to what it returns."""
-        tracer, steps = self.tracer, self.program.steps[False]
+        tracer, whole = self.tracer, self.program.whole
+        if whole is None:
+            raise CannotCompact("its forward as a whole cannot be followed, only regions of it: see explain()")
+        steps = whole.evaluation
         values: list[Any] = [None] * len(steps)
-        inputs = leaves(example.clone(), self.program.keys)
+        inputs = leaves(example.clone(), whole.keys)
         names = ["x"] if len(inputs) == 1 else [step.place.partition(" ")[0] for step in steps[: len(inputs)]]
         for slot, (name, value) in enumerate(zip(names, inputs, strict=True)):
             values[slot] = tracer.create_proxy("placeholder", name, (), {})

@@ -6,20 +6,21 @@ zero, `Sliced` gathers the live part of each parameter, runs smaller layers, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from pfedgate.gating.inputs import Given, functional, leaves
+from pfedgate.gating.inputs import Given, functional, given, leaves, lend
 from pfedgate.gating.plan import BlockPlan
 from pfedgate.gating.slicing.axes import Layout, Segments, length
 from pfedgate.gating.slicing.live import Live, compensation
-from pfedgate.gating.slicing.steps import Arguments, Ref, hooks_of
+from pfedgate.gating.slicing.regions import instead
+from pfedgate.gating.slicing.steps import Arguments, Programmed, Ref, hooks_of
 
 Fetch = Callable[[str, nn.Parameter], Tensor]  # the live entries of a parameter
 
@@ -87,20 +88,26 @@ class Program:
     """A plan's program, bound to one model: what does not change from batch to batch is looked up once."""
 
     def __init__(self, model: nn.Module, plan: BlockPlan, how: str) -> None:
-        assert plan.network is not None and plan.network.program is not None
+        assert plan.network is not None and plan.network.parts is not None
         self.model, self.plan, self.how = model, plan, how
-        self.steps = {True: plan.network.program, False: plan.network.evaluation}  # in training, in evaluation
-        self.constants, self.sizes, self.keys = plan.network.constants, plan.network.sizes, plan.network.keys
+        self.whole, self.regions, self.rest = plan.network.program, dict(plan.network.parts), plan.network.rest
+        self.regions.pop("", None)
+        self.constants = plan.network.constants
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         # Parameters may be replaced in their modules (load_state_dict with assign), so homes are stored instead.
         self.homes: dict[str, tuple[dict[str, Any], str]] = {}
         for name in plan.shapes:
             place, _, local = name.rpartition(".")
             self.homes[name] = (self.modules[place]._parameters, local)
-        train, evaluation = ([step.inputs for step in steps] for steps in self.steps.values())
-        self.modal = train != evaluation
+        # Parts that do something else in evaluation.
+        self.modal = [
+            self.modules[place]
+            for place, part in plan.network.parts.items()
+            if [step.inputs for step in part.training] != [step.inputs for step in part.evaluation]
+        ]
         hooked = plan.network.hooked
-        places = {module: place for place, module in self.modules.items() if place not in hooked}
+        read = [place for place in self.modules if self.whole is not None or _is_in(place, self.regions)]
+        places = {self.modules[place]: place for place in read if place not in hooked}
         # Empty when the model was read.
         self.hooks = [(hooks, place) for module, place in places.items() for hooks in hooks_of(module)]
         self.adapted: dict[str, dict[str, str]] = {}  # names of a submodule's parameters, once it was called
@@ -111,7 +118,7 @@ class Program:
         for hooks, place in self.hooks:
             if hooks:
                 return f"a hook was added around {place or 'the model itself'}"
-        if self.modal and any(m.training != self.model.training for m in self.modules.values()):
+        if any(inner.training != part.training for part in self.modal for inner in part.modules()):
             return "only some of its submodules are in training, and functions such as F.dropout ask one of them"
         return None
 
@@ -128,6 +135,10 @@ class Program:
         same = bias is None or np.array_equal(owners[weight].block, owners[bias].block)
         self.together[weight, bias] = owners[weight].axis == 0 and same
         return self.together[weight, bias]
+
+
+def _is_in(place: str, regions: Iterable[str]) -> bool:
+    return any(f"{place}.".startswith(f"{region}.") for region in regions)
 
 
 class Sliced:
@@ -200,7 +211,7 @@ class Sliced:
             names = self.program.adapt(place)
         if not names:
             return module(*args, **kwargs)
-        return functional_call(module, {local: self.weight(name) for local, name in names.items()}, args, kwargs)
+        return lend(module, {local: self.weight(name) for local, name in names.items()}, args, kwargs)
 
     def function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of the user's."""
@@ -226,10 +237,24 @@ class Sliced:
 
     # -- the pass
     def __call__(self, x: Given) -> Any:
-        inputs = leaves(x, self.program.keys)
-        if self.program.sizes:
-            _check_sizes(self.program.sizes, inputs)
-        steps = self.program.steps[self.program.model.training]
+        program = self.program
+        if program.whole is not None:
+            return self._run(program.whole, program.model.training, x)
+        rest = {name: self.weight(name) for name in program.rest}
+        forwards = {program.modules[place]: partial(self._region, place) for place in program.regions}
+        with instead(forwards):
+            return functional(program.model, rest, x)
+
+    def _region(self, place: str, *args: Any, **kwargs: Any) -> Any:
+        """A submodule that the model's own forward calls."""
+        x = given(args, {name: value for name, value in kwargs.items() if value is not None})
+        return self._run(self.program.regions[place], self.program.modules[place].training, x)
+
+    def _run(self, part: Programmed, training: bool, x: Given) -> Any:
+        inputs = leaves(x, part.keys)
+        if part.sizes:
+            _check_sizes(part.sizes, inputs)
+        steps = part.training if training else part.evaluation
         values: list[Any] = [None] * len(steps)
         result: Any = x
         values[: len(inputs)] = inputs

@@ -100,12 +100,23 @@ class Step:
     place: str  # where a user finds it
 
 
+class Programmed(NamedTuple):
+    """A forward that was followed: its steps in training and in evaluation, and what it may be given."""
+
+    training: list[Step]
+    evaluation: list[Step]
+    sizes: list[Any]  # of inputs, where the program was made for one size only
+    keys: list[str]  # keyword arguments, in the order of their inputs
+
+
 @dataclass
 class Network:
-    """The result of `trace.analyse`; `program` is None when the module cannot be followed (then `reason` says why)."""
+    """The result of `trace.analyse`; `parts` is None when the module cannot be followed (then `reason` says why).
 
-    program: list[Step] | None  # in training
-    evaluation: list[Step] = field(default_factory=list)
+    The program of the whole forward has the place ""; else there are programs of regions, and the forward itself runs.
+    """
+
+    parts: dict[str, Programmed] | None
     reason: str = ""
     axes: dict[str, dict[int, Segments]] = field(default_factory=dict)
     reads: dict[str, int] = field(default_factory=dict)  # the axis of a parameter that its layer sums over
@@ -116,15 +127,18 @@ class Network:
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
     alias: dict[int, int] = field(default_factory=dict)  # a space as a rule knew it -> the space it was tied into
-    sizes: list[Any] = field(default_factory=list)  # of inputs, where the program was made for one size only
-    keys: list[str] = field(default_factory=list)  # keyword arguments, in the order of their inputs
-
+    rest: list[str] = field(default_factory=list)  # parameters outside of regions
     hooked: set[str] = field(default_factory=set)  # layers that had hooks, which run as ever
+
+    @property
+    def program(self) -> Programmed | None:
+        """The program of the whole forward, if it could be followed."""
+        return None if self.parts is None else self.parts.get("")
 
     @property
     def several(self) -> bool:
         """Whether the program has inputs beside one tensor."""
-        return len(self.sizes) > 1 or bool(self.keys)
+        return self.program is not None and (len(self.program.sizes) > 1 or bool(self.program.keys))
 
 
 def describe(node: fx.Node) -> str:

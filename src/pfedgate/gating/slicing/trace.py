@@ -12,10 +12,10 @@ from __future__ import annotations
 import copy
 import operator
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pfedgate.gating.inputs import Given, call, leaves, repeated
 from pfedgate.gating.slicing.analysis import Analysis, Wishes
-from pfedgate.gating.slicing.axes import Layout, is_dense
+from pfedgate.gating.slicing.axes import Layout, dense, is_dense
 from pfedgate.gating.slicing.capture import capture
 from pfedgate.gating.slicing.functional import SIGNATURES
+from pfedgate.gating.slicing.regions import (
+    SMALLEST,
+    calls,
+    leaves_the_model,
+    outcome,
+    outcome_apart,
+    outside,
+    work_between,
+)
 from pfedgate.gating.slicing.rules import Restore, choose, joins
 from pfedgate.gating.slicing.rules.operations import PoolRule, Same
 from pfedgate.gating.slicing.steps import (
@@ -37,6 +46,7 @@ from pfedgate.gating.slicing.steps import (
     Network,
     Operation,
     Policy,
+    Programmed,
     Ref,
     Rule,
     Step,
@@ -45,7 +55,10 @@ from pfedgate.gating.slicing.steps import (
     has_hooks,
 )
 
+Result = TypeVar("Result")
+
 _GAIN = 0.05  # share of FLOPs that torch.export must free beyond torch.fx, which follows any size of input
+_LITTLE, _MUCH = 0.5, 0.25  # regions are tried where so much is held back, and taken if they free so much more
 _INPLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}  # others end with "_"
 _RELU = (F.relu, torch.relu, torch.relu_)
 _MAX_POOL = (
@@ -62,11 +75,12 @@ def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
         return Network(None, reason=f"it cannot be copied, so it was not traced ({first_line(error)})")
     reasons: list[str] = []
     best: Network | None = None
-    for front in (_follow, _capture, partial(_capture, warm=False)):
-        if front not in (_follow, _capture) and (best is not None or "its graph gives another" not in reasons[-1]):
+    for front in FRONTS:
+        if front is FRONTS[-1] and (best is not None or "its graph gives another" not in reasons[-1]):
             break  # what a first pass sets up did no harm
+        own = copy.deepcopy(twin)
         try:
-            network = front(copy.deepcopy(twin), example, policy)
+            network = _network(own, front(own, example), policy)
         except Untraceable as error:
             reasons.append(str(error))
             continue
@@ -75,7 +89,14 @@ def analyse(model: nn.Module, example: Given, policy: Policy) -> Network:
         # Modules without a rule may be made of operations that have one.
         if _held(best) < _GAIN or not any("has no rule" in reason and "kept" in reason for _, reason in best.notes):
             break
-    return Network(None, reason="; ".join(dict.fromkeys(reasons))) if best is None else best
+    if best is not None and _held(best) < _LITTLE:
+        return best
+    saves = [] if best is None else [f"in its graph no units save {_held(best):.0%} of the FLOPs"]
+    try:
+        regions = _by_regions(twin, example, policy, "; ".join(dict.fromkeys([*reasons, *saves])))
+    except Untraceable as error:
+        return best or Network(None, reason="; ".join(dict.fromkeys([*reasons, str(error)])))
+    return regions if best is None or _held(regions) < _held(best) - _MUCH else best
 
 
 def _held(network: Network) -> float:
@@ -85,19 +106,17 @@ def _held(network: Network) -> float:
     return held / whole if whole else 1.0
 
 
-def _follow(model: nn.Module, example: Given, policy: Policy) -> Network:
+def _follow(model: nn.Module, example: Given) -> _Read:
     """The network as `torch.fx` sees it: modules stay modules, so any size of input fits. `model` is changed."""
     if not isinstance(example, Tensor):
         raise Untraceable("torch.fx follows one input")
     places = _hooked(model)
     train, evaluate, constants = _graphs(model)
     seen = _Example(model, evaluate, example)
-    network = _network(model, [_Graph(train, seen)], policy, evaluate)
-    network.constants, network.hooked = constants, places
-    return network
+    return _Read([_Graph(train, seen)], evaluate, constants, places)
 
 
-def _capture(model: nn.Module, example: Given, policy: Policy, warm: bool = True) -> Network:
+def _capture(model: nn.Module, example: Given, warm: bool = True) -> _Read:
     """The network as `torch.export` sees it: the operations that ran. `model` is changed: give a copy.
 
     What a first pass sets up (positions of tokens) is no part of it if the model is `warm`; but where a model remembers
@@ -129,11 +148,11 @@ def _capture(model: nn.Module, example: Given, policy: Policy, warm: bool = True
             _check_attributes(before, _attributes(twin), copied=True)
     vars(model).update(constants)
     seen = [_Example(model, graph, example, training) for graph, training in zip(graphs, (True, False), strict=True)]
-    network = _network(model, list(map(_Graph, graphs, seen)), policy)
-    network.constants = constants
-    network.sizes = [node.meta["sizes"] for node in graphs[0].nodes if node.op == "placeholder"]
-    network.keys = list(graphs[0].keys)  # type: ignore[attr-defined]
-    return network
+    sizes = [node.meta["sizes"] for node in graphs[0].nodes if node.op == "placeholder"]
+    return _Read(list(map(_Graph, graphs, seen)), None, constants, set(), sizes, list(graphs[0].keys))  # type: ignore[attr-defined]
+
+
+FRONTS: tuple[Callable[[nn.Module, Given], _Read], ...] = (_follow, _capture, partial(_capture, warm=False))
 
 
 class _Graph(NamedTuple):
@@ -143,27 +162,56 @@ class _Graph(NamedTuple):
     seen: _Example
 
 
-def _network(model: nn.Module, graphs: list[_Graph], policy: Policy, twin: fx.Graph | None = None) -> Network:
-    """What can be left out of a network: in training, and in evaluation if its graph is another one.
+class _Read(NamedTuple):
+    """What a front end made of a forward."""
 
-    `twin` is the graph of the evaluation that has the same steps, with other rates of dropout.
+    graphs: list[_Graph]  # of training, and of evaluation if it has other steps
+    twin: fx.Graph | None  # of evaluation, if it has the same steps, with other rates of dropout
+    constants: dict[str, Tensor]
+    hooked: set[str]
+    sizes: list[Any] = []  # noqa: RUF012
+    keys: list[str] = []  # noqa: RUF012
+
+
+def _network(model: nn.Module, read: _Read, policy: Policy) -> Network:
+    """What can be left out of a network."""
+    return _joined(model, {"": read}, policy, read.graphs[0].seen.example)
+
+
+def _joined(
+    model: nn.Module,
+    parts: dict[str, _Read],
+    policy: Policy,
+    example: Given,
+    times: Mapping[str, int] | None = None,
+    last: Collection[str] = ("",),
+    rest: Iterable[str] = (),
+) -> Network:
+    """The network of all parts (the whole, or regions by their places): units and costs are found together.
+
+    `times` says how often a part is called, `last` whose results leave the network; the parameters of the `rest` stay
+    whole.
     """
     refused: set[tuple[str, str]] = set()
     wishes = Wishes()
     while True:
-        (graph, seen), before = graphs[0], wishes.copy()
-        analysis = Analysis(model, graph, seen, policy, refused, wishes)
+        before, outputs = wishes.copy(), set[str]()
+        graphs = [(place, pair, number > 0) for place, part in parts.items() for number, pair in enumerate(part.graphs)]
+        analysis = Analysis(model, *graphs[0][1], policy, refused, wishes)
+        named = dict(model.named_parameters())
+        for name in rest:
+            analysis.claim(named[name], {})
         programs: list[dict[str, Rule]] = []
         layouts: list[dict[str, Any]] = []
-        outputs: set[str] = set()
-        for number, (graph, seen) in enumerate(graphs):
-            if number:
-                analysis.turn_to(graph, seen)
+        for place, pair, again in graphs:
+            analysis.turn_to(*pair, again=again, last=place in last)
+            analysis.batch = example.shape[0] / (times or {}).get(place, 1)
             programs.append(analysis.run(choose))
             layouts.append(analysis.layouts)
-            places, names = _output_layers(analysis, graph, programs[-1])
-            analysis.mark_outputs(places)
-            outputs |= names
+            if place in last:
+                places, names = _output_layers(analysis, pair.graph, programs[-1])
+                analysis.mark_outputs(places)
+                outputs |= names
         more = analysis.refusals()
         if wishes != before:
             continue
@@ -171,19 +219,24 @@ def _network(model: nn.Module, graphs: list[_Graph], policy: Policy, twin: fx.Gr
             break
         refused |= more
     modules = dict(model.named_modules(remove_duplicate=False))
-    steps = []
-    for (graph, seen), program, held in zip(graphs, programs, layouts, strict=True):
-        analysis.turn_to(graph, seen, held)
-        _check_writes(graph, program, analysis)
-        for one in (graph, *([twin] if twin is not None else [])):  # costs stay those of the network as it is written
+    steps: dict[str, list[list[Step]]] = {place: [] for place in parts}
+    for (place, pair, _), program, held in zip(graphs, programs, layouts, strict=True):
+        analysis.turn_to(*pair, layouts=held)
+        _check_writes(pair.graph, program, analysis)
+        twin = parts[place].twin
+        for one in (pair.graph, *([twin] if twin is not None else [])):  # costs stay those as it is written
             pool_first(one, program, modules)
-            steps.append(_steps(one, program, analysis))
+            steps[place].append(_steps(one, program, analysis))
+    programmed = {
+        place: Programmed(steps[place][0], steps[place][1], part.sizes, part.keys) for place, part in parts.items()
+    }
     resolve = analysis.spaces.resolve
     axes = {name: {a: resolve(p) for a, p in axes.items()} for name, axes in analysis.axes.items()}
     used = {segment.space for per_axis in axes.values() for segments in per_axis.values() for segment in segments}
     return Network(
-        steps[0],
-        steps[1],
+        programmed,
+        constants={name: tensor for part in parts.values() for name, tensor in part.constants.items()},
+        hooked=set().union(*(part.hooked for part in parts.values())),
         axes=axes,
         reads=analysis.reads,
         spaces={root: analysis.spaces[root] for root in analysis.spaces.roots() if root in used},
@@ -193,6 +246,94 @@ def _network(model: nn.Module, graphs: list[_Graph], policy: Policy, twin: fx.Gr
         outputs=outputs,
         alias={s: analysis.spaces.find(s) for s in range(analysis.spaces.count)},
     )
+
+
+def _by_regions(model: nn.Module, example: Given, policy: Policy, reason: str) -> Network:
+    """The network of those submodules that can be followed, where the whole cannot (for this `reason`)."""
+    with mode(model, False), quiet(example.device), eager_attention():
+        asked = _tried(partial(calls, model, example))
+    total = sum(p.numel() for p in model.parameters())
+    parts: dict[str, _Read] = {}
+    notes = [("", reason)]
+
+    def look(place: str, module: nn.Module) -> None:
+        if sum(p.numel() for p in module.parameters()) < SMALLEST * total:
+            return
+        if place in asked:
+            try:
+                parts[place] = _read(module, asked[place].example)
+            except Untraceable as error:
+                if str(error) not in dict(notes).values():
+                    notes.append((place, str(error)))
+            else:
+                return
+        for name, child in module.named_children():
+            look(f"{place}.{name}", child)
+
+    for name, child in model.named_children():
+        look(name, child)
+    if not parts:
+        raise Untraceable("nor can any of its submodules be followed")
+    for training in (True, False):
+        with mode(model, training), eager_attention():
+            with quiet(example.device):
+                own = _tried(partial(outcome, model, example))
+            with quiet(example.device):  # from the same random state
+                apart = _tried(partial(outcome_apart, model, example, parts))
+        if not all(len(a) == len(b) and all(map(alike, a, b)) for a, b in zip(own, apart, strict=True)):
+            raise Untraceable("its forward reads parameters of its submodules, or runs them once more later")
+    with mode(model, False), quiet(example.device), eager_attention():
+        last = [place for place in parts if _tried(partial(leaves_the_model, model, example, place))]
+        between = _tried(partial(work_between, model, example, parts))
+    for place, read in parts.items():
+        _put_at(place, read, model)
+    rest = outside(model, list(parts))
+    times = {place: asked[place].times for place in parts}
+    network = _joined(model, parts, policy, example, times, last, rest)
+    for place, (flops, nbytes) in between.items():
+        where = place or "(the model itself)"
+        network.operations.append(Operation(where, flops / len(example), dense(1), dense(1)))
+        network.activations.append(Activation(where, nbytes / len(example), dense(1)))
+    whole = [(place or "(the model itself)", f"its forward runs as it is: {why}") for place, why in notes]
+    network.notes, network.rest = [*whole, *network.notes], rest
+    return network
+
+
+def _tried(run: Callable[[], Result]) -> Result:
+    try:
+        return run()
+    except Exception as error:  # whatever a user's forward raises
+        raise Untraceable(f"it does not run on the example: {first_line(error)}") from None
+
+
+def _read(module: nn.Module, example: Given) -> _Read:
+    """A submodule as the first front end that can follows it; shapes and costs are known afterwards."""
+    reasons: list[str] = []
+    for front in FRONTS:
+        if front is FRONTS[-1] and "its graph gives another" not in reasons[-1]:
+            break
+        own = copy.deepcopy(module)
+        try:
+            read = front(own, example)
+            for graph, seen in read.graphs:
+                seen.elsewhere()
+                seen.count(next(iter(graph.nodes)))
+            return read._replace(constants={name: vars(own)[name] for name in read.constants})
+        except Untraceable as error:
+            reasons.append(str(error))
+    raise Untraceable("; ".join(dict.fromkeys(reasons)))
+
+
+def _put_at(place: str, read: _Read, model: nn.Module) -> None:
+    """Let the graphs of a submodule name what they read as the whole model does."""
+    vars(model.get_submodule(place)).update(read.constants)
+    for name in list(read.constants):
+        read.constants[f"{place}.{name}"] = read.constants.pop(name)
+    read.hooked.update({f"{place}.{name}" if name else place for name in read.hooked} - read.hooked)
+    for graph in (*(graph for graph, _ in read.graphs), *([] if read.twin is None else [read.twin])):
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = f"{place}.{node.target}"
 
 
 def _check_writes(graph: fx.Graph, program: dict[str, Rule], analysis: Analysis) -> None:

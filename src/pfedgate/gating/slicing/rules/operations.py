@@ -713,8 +713,9 @@ class Output(Rule):
     def __init__(self, node: fx.Node, analysis: Analysis) -> None:
         for source in node.all_input_nodes:
             for held in flat(analysis.layout(source)):
-                analysis.spaces.mark(held.segments, output=True)
-                analysis.note(node, f"the result of {describe(source)} leaves the network, so it is completed")
+                analysis.spaces.mark(held.segments, output=analysis.last)
+                where = "the network" if analysis.last else "what can be followed"
+                analysis.note(node, f"the result of {describe(source)} leaves {where}, so it is completed")
 
     def __call__(self, run: Sliced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
