@@ -113,8 +113,9 @@ def test_attacks_have_a_row_for_each_rule_and_three_seeds(tmp_path: Path) -> Non
     assert study not in paper.STUDIES
     mine = Campaign(declare.TINY, tmp_path)
     places = mine.all_places(study)
-    columns = sum(map(len, attacks.WANTED.values()))
-    assert len(places) == 3 * len(attacks.METHODS) * len(attacks.RULES) * columns
+    assert len(places) == 3 * len(attacks.METHODS) * len(attacks.RULES) * len(attacks.KINDS)
+    asked = Campaign(declare.TINY, tmp_path, ("cifar10",)).all_places(study)
+    assert {place.column.what for place in asked} == set(attacks.WANTED["cifar10"])
     assert {place.cell.recipe.server.robust for place in places} == set(attacks.RULES)
     kinds = {place.column.what: place.cell.recipe.attack for place in places}
     assert kinds[attacks.FLIP].kind == "sign_flip"
