@@ -218,6 +218,16 @@ def _states(folder: Path) -> list[Path]:
     return sorted((folder / "private" / "current").rglob("*.safetensors"))
 
 
+def test_the_best_private_states_are_checked_too(tmp_path: Path) -> None:
+    train_in_folder(tmp_path, 3)
+    best = store.DiskStore(tmp_path / "private/best")
+    total = files.metadata(tmp_path / "best.safetensors")["private"]
+    assert best.verify(total)[0] == len(best.clients()) > 0
+    next((tmp_path / "private/best").rglob("*.safetensors")).unlink()
+    with pytest.raises(DamagedError, match=r"best/current is not what .* removed, added or exchanged"):
+        best.verify(total)
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [

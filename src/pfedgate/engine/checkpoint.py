@@ -266,7 +266,7 @@ class RunFolder:
     def keep_best(self, server: State, store: DiskStore, round: int) -> None:
         """Keep the State that is best on validation so far, with the private states that belong to it."""
         store.snapshot(self.private / "best")
-        content = pack_file(server, {"round": str(round), "digest": digest(server)})
+        content = pack_file(server, {"round": str(round), "digest": digest(server), "private": store.total})
         write_atomically(self.path / "best.safetensors", content, sync=True)
 
     def best_round(self) -> int | None:

@@ -45,7 +45,7 @@ def naming(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
     except DamagedError:
         raise
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read, it may be damaged: {error or type(error).__name__}") from error
 
 

@@ -27,7 +27,7 @@ from pfedgate.fleet.devices import Device, Fleet, Need
 from pfedgate.fleet.pace import Pace
 from pfedgate.training.workspace import flops_per_sample, saved_bytes_per_sample
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 DEVICE = "device"  # a budget that follows from the client's device
 RESOURCES = ("params", "flops", "activation_bytes", "reducible_bytes", "latency_ms", "speedup")
 
@@ -85,9 +85,14 @@ class Roster:
         self.ids = listed if order is None else listed[order]
         if bool(np.any(self.ids.names[:-1] == self.ids.names[1:])):
             raise ValueError("client ids must be different from each other")
-        numbers: Ints = np.asarray(sizes, dtype=np.int64)
+        numbers: Ints = np.asarray(sizes, dtype=np.int32)
         self.sizes = numbers if order is None else numbers[order]
-        self._budgets = given if order is None else [given[at] for at in order.tolist()]
+        # Kinds of budgets are few: a byte or four for each client says which is its own.
+        places: dict[float | int, int] = {}
+        keys = (budget if isinstance(budget, float) else id(budget) for budget in given)
+        owned = np.fromiter((places.setdefault(key, len(places)) for key in keys), np.int32, count=len(given))
+        self._kinds = [given[int(at)] for at in np.unique(owned, return_index=True)[1]]
+        self._owned = (owned if order is None else owned[order]).astype(np.uint8 if len(places) <= 256 else np.int32)
 
     @classmethod
     def of(cls, source: Federation | Cards, group: str, options: Options, algorithm: Algorithm | None = None) -> Roster:
@@ -123,7 +128,7 @@ class Roster:
 
     def card(self, at: int) -> Card:
         """The card of the client at this position."""
-        return Card(self.ids[at], int(self.sizes[at]), self._budgets[at])
+        return Card(self.ids[at], int(self.sizes[at]), self._kinds[self._owned[at]])
 
     def __iter__(self) -> Iterator[Card]:
         return (self.card(at) for at in range(len(self)))
@@ -135,7 +140,7 @@ class Roster:
 
     def wanted(self, sample: float | int) -> int:
         """How many clients a round asks for; clients without training data do not count."""
-        able = len(self.able)
+        able = int(np.count_nonzero(self.sizes))
         if not able:
             raise ValueError("no client has training data")
         return min(able, sample if isinstance(sample, int) else max(1, int(sample * able)))
@@ -146,7 +151,11 @@ class Roster:
         `among` are the positions of the clients that may be drawn; default: all.
         """
         wanted = self.wanted(sample)
-        able = self.able if among is None else np.sort(among[self.sizes[among] > 0])
+        able: Ints | range = range(len(self))  # of a million clients no list, if there is none without data
+        if among is not None:
+            able = np.sort(among[self.sizes[among] > 0])
+        elif not self.sizes.all():
+            able = self.able
         generator = np.random.default_rng(key(seed, "sample", round))
         places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
         return [self.card(int(able[at])) for at in np.sort(places)]

@@ -128,15 +128,26 @@ class DiskStore:
         for path in [*store.root.glob("pending-*"), *store.root.glob("undo-*")]:
             if path not in store._past:
                 shutil.rmtree(path)
-        for file in _files(store.root / "current"):
-            store._all = _added(store._all, file)
-        if total and _text(store._all) != total:
+        store._all = store.verify(total)
+        return store
+
+    def verify(self, total: str) -> tuple[int, int]:
+        """The number of current states and the sum of their marks; an error if a checkpoint refers to others."""
+        found = (0, 0)
+        for file in _files(self.root / "current"):
+            found = _added(found, file)
+        if total and _text(found) != total:
             raise DamagedError(
-                f"{store.root / 'current'} is not what the checkpoint refers to: private states were removed, added or "
-                f"exchanged ({store._all[0]} are there, {total.partition(':')[0]} are expected); restore the folder "
+                f"{self.root / 'current'} is not what the checkpoint refers to: private states were removed, added or "
+                f"exchanged ({found[0]} are there, {total.partition(':')[0]} are expected); restore the folder "
                 "from a copy, or begin anew in another one"
             )
-        return store
+        return found
+
+    @property
+    def total(self) -> str:
+        """What `verify` is to find after the last commit."""
+        return _text(self._all)
 
     @staticmethod
     def _file(client: str) -> str:

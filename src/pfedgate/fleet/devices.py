@@ -121,7 +121,7 @@ class Fleet:
 
     def __init__(self, ids: Sequence[str], owned: Sequence[int] | np.ndarray[Any, Any], devices: Sequence[Device]):
         listed = Ids(ids)
-        kinds: np.ndarray[Any, np.dtype[np.int32]] = np.asarray(owned, dtype=np.int32)
+        kinds = np.asarray(owned).astype(np.min_scalar_type(len(devices)))  # a byte each, of a million clients
         order = listed.order
         self.ids = listed if order is None else listed[order]
         self.owned = kinds if order is None else kinds[order]

@@ -12,6 +12,7 @@ from pfedgate import algorithms, experiment
 from pfedgate.config import code
 from pfedgate.config import options as catalogue
 from pfedgate.config.recipe import GIVEN, PLACES
+from pfedgate.engine import files
 from pfedgate.runs import gates
 from pfedgate.runs.folder import Run
 from pfedgate.runs.gates import Seen
@@ -25,8 +26,13 @@ def gates_of(run: Run) -> tuple[Content | None, str]:
     Without a checkpoint or the data, the notes of training (gates.jsonl) remain, and "reason" names what is missing.
     The reason is empty for methods without gates.
     """
-    lines = _lines(run)
     seen, count, reason = _now(run)
+    with files.naming(run.path / gates.FILE):
+        return _gates_of(run, seen, count, reason)
+
+
+def _gates_of(run: Run, seen: list[Seen], count: int, reason: str) -> tuple[Content | None, str]:
+    lines = _lines(run)
     if seen:
         content = _final(seen)
         content["tree"] = tree([s.gate for s in seen]) if len(seen) > 2 else None

@@ -153,7 +153,9 @@ class Run:
     def store(self, which: str = "last") -> DiskStore:
         """The private states that belong to it, by client; for reading."""
         if which == "best":
-            return DiskStore(self.path / "private" / "best")
+            store = DiskStore(self.path / "private" / "best")
+            store.verify(files.metadata(self._state(which)).get("private", ""))  # earlier versions noted nothing
+            return store
         return DiskStore(self.path / "private", header(self._state(which))["commit"])
 
     def _state(self, which: str) -> Path:

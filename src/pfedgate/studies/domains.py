@@ -35,6 +35,13 @@ NARROW = {
     s: Row(f"IFCA, 4 networks of that shape, s = {s:g}", "ifca", {"train.correction": "prediction"}, narrow=("mask", s))
     for s in BUDGETS
 }
+# Where looks differ, a private head is worth most: the strongest dense methods, as cheap as the gates.
+CHEAP = {
+    s: tuple(
+        Row(f"{name}, in that shape, s = {s:g}", name.lower(), narrow=("mask", s)) for name in ("FedPer", "FedRep")
+    )
+    for s in BUDGETS
+}
 COMMON = {budget: masks(budget, 1) for budget in BUDGETS}
 CHOSEN = {budget: masks(budget, 8) for budget in BUDGETS}
 # What choosing could reach at best: every client is told its domain, as many candidates as domains.
@@ -67,6 +74,14 @@ DOMAINS = Study(
         Claim("chosen masks, s = .3 of all, minus dense methods", (CHOSEN[0.3].name,), tuple(r.name for r in DENSE)),
         *(
             Claim(f"chosen masks minus separate narrow networks, s = {s:g}", (CHOSEN[s].name,), (NARROW[s].name,))
+            for s in BUDGETS
+        ),
+        *(
+            Claim(
+                f"chosen masks minus narrow networks with private heads, s = {s:g}",
+                (CHOSEN[s].name,),
+                tuple(row.name for row in CHEAP[s]),
+            )
             for s in BUDGETS
         ),
     ),
