@@ -30,7 +30,8 @@ def test_the_page_counts_what_it_lists() -> None:
     rows: dict[str, dict[str, Any]] = {
         "torch/gru": {
             "commit": "abc", "execution": "sliced", "front end": "fx", "gate": 0.01,
-            "sliced": {"flops": 1, "params": 1}, "smallest": {"flops": 0.1, "params": 0.1}, "s=0.5": {"flops": 0.5, "error": 1e-3}, "s=0.3": {"flops": 0.3},
+            "sliced": {"flops": 1, "params": 1}, "smallest": {"flops": 0.1, "params": 0.1},
+            "s=0.5": {"flops": 0.5, "error": 1e-3}, "s=0.3": {"flops": 0.3},
         },
         "torch/lstm": {"commit": "abc", "execution": "masked", "reason": "why | not"},
         "timm/resnet": {"commit": "def", "failed": "KeyError: 'x'"},
