@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import itertools
 import math
@@ -23,7 +22,7 @@ from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation, Privacy, ServerOptim
 from pfedgate.engine.endpoint import POINTS
 from pfedgate.fleet.clock import Clock
-from pfedgate.fleet.devices import Device, Fleet, Need
+from pfedgate.fleet.devices import Device, Fleet, Need, by_id
 from pfedgate.fleet.pace import Pace
 from pfedgate.training.workspace import flops_per_sample, saved_bytes_per_sample
 
@@ -248,17 +247,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A CSV of devices: `id,budget` or `id,params,latency_ms,…`; empty cells do not bind."""
     if not path.exists():
         raise FileNotFoundError(f"no file {path}: a budget is a share such as 0.3, or the path of a CSV of devices")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or "id" not in rows[0]:
-        raise ValueError(f"{path}: the first line must name the columns, one of them 'id'")
-    devices: dict[str, Any] = {}
-    for row in rows:
-        client = row.pop("id")
-        if client in devices:
-            raise ValueError(f"{path}: device {client!r} occurs twice")
-        devices[client] = _budget(row.pop("budget", None) or {name: value for name, value in row.items() if value})
-    return devices
+    return {client: _budget(row.get("budget") or row) for client, row in by_id(path).items()}
 
 
 def clock_of(source: Federation | Cards, options: Options) -> Clock:
