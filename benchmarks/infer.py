@@ -3,7 +3,7 @@
 One thread, fresh networks with random weights, s = .3 of parameters, FLOPs and activations. Dense and compact run in
 turn, channels-last in torch; each time is the least processor time of many passes, which other processes of a busy
 machine hardly touch.
-`--bert` measures an encoder of BERT-base's size instead (110 million parameters, 4 texts of 128 tokens, half an hour,
+`--bert` measures an encoder of BERT-base's size instead (110 million parameters, 4 texts of 128 tokens, two minutes,
 needs transformers): its training step under half of the FLOPs and parameters, and the compact model of .5 and .3.
 Rows are written to benchmarks/results/infer.json. Needs the extra `export`.
 """

@@ -17,7 +17,7 @@ from pfedgate.algorithms.fedavg import FedAvg
 from pfedgate.core.mergers import WeightedMean
 from pfedgate.core.modules import initial, module
 from pfedgate.core.state import digest, equal
-from pfedgate.core.types import Card, Local, Optim, Round, Schedule, State, Update
+from pfedgate.core.types import Budget, Card, Local, Optim, Round, Schedule, State, Update
 from pfedgate.engine.endpoint import Endpoint
 from pfedgate.engine.roster import Roster
 from pfedgate.engine.server import Cards, ClientError, Options, run
@@ -170,6 +170,14 @@ def test_rates_depend_on_the_global_round_alone(sample: float) -> None:
     history = run(algorithm, federation(), replace(QUIET, rounds=8, sample=sample)).history
     assert [record["lr_factor"] for record in history] == [schedule.factor(at, 8) for at in range(8)]
     assert [record["factor"] for record in history] == pytest.approx([schedule.factor(at, 8) for at in range(8)])
+
+
+def test_every_client_keeps_its_own_budget_whatever_the_order_of_clients() -> None:
+    given: list[Budget] = [0.5, {"params": 0.5}, 0.3, 0.5, {"params": 0.3}]
+    roster = Roster(["e", "b", "d", "a", "c"], [1, 2, 3, 4, 5], given)
+    assert {card.id: card.budget for card in roster} == dict(zip("ebdac", given, strict=True))
+    many = Roster([f"{at:03}" for at in range(400)], [1] * 400, [(at + 1) / 400 for at in range(400)])
+    assert [card.budget for card in many] == [(at + 1) / 400 for at in range(400)]
 
 
 def test_budgets_reach_the_clients() -> None:

@@ -138,5 +138,5 @@ def test_a_registered_device_takes_few_bytes() -> None:
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(roster) == len(clock.fleet.ids) == 200_000
-    assert kept < 50 * 200_000
+    assert kept < 30 * 200_000
     assert peak < 100 * 200_000

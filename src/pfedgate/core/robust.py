@@ -115,14 +115,13 @@ class Clipped:
         """How far an update is from the server: the root of the mean square, or with `norm` of the sum."""
         floats, vector = floating(update)
         if vector is not None and form(update) is self._like[0]:  # trained side by side with the last one
-            base = self._like[1]
-            length = float(torch.linalg.vector_norm(vector - base, dtype=torch.float64))
-            return length if self.rule.norm is not None else length / math.sqrt(max(len(base), 1))
+            length = _length(vector - self._like[1])
+            return length if self.rule.norm is not None else length / math.sqrt(max(len(vector), 1))
         bases = self.inner.around(card, update)
         if vector is not None and [*bases] == [*floats]:  # as usual: of a small model one vector costs less than many
             base = flat(bases)
             self._like = (form(update), base)
-            length = float(torch.linalg.vector_norm(vector - base, dtype=torch.float64))
+            length = _length(vector - base)
         else:
             squares = (float((update.shared[n].double() - base).square().sum()) for n, base in bases.items())
             length = math.sqrt(sum(squares))
@@ -132,6 +131,12 @@ class Clipped:
     def _pairs(self, card: Card, update: Update) -> list[tuple[str, Tensor, Tensor]]:
         bases: State = self.inner.around(card, update)
         return [(name, update.shared[name], base) for name, base in bases.items()]
+
+
+def _length(difference: Tensor) -> float:
+    """The norm of a vector of bounded values: as one product, which costs half as much as torch's norm in float64."""
+    square = float(torch.dot(difference, difference)) if difference.dtype is torch.float32 else 0.0
+    return math.sqrt(square) if square > 1e-30 else float(torch.linalg.vector_norm(difference, dtype=torch.float64))
 
 
 class Kept:

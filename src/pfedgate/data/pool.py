@@ -124,55 +124,11 @@ class ArrayPool:
 LOOKS = {"rotate": 4, "negate": 2}  # how domains may differ, and how many there are
 
 
-class LookPool:
-    """Images of a pool as their domains look: row `r` belongs to domain `domain[r]`.
+class Around:
+    """A pool that hands out the samples of another one in a form of its own."""
 
-    "rotate" turns domain k by k quarters, "negate" inverts every second domain. Stored samples stay as they are; a look
-    is applied to the rows that are read.
-    """
-
-    def __init__(self, pool: Pool, domain: Rows, kinds: tuple[str, ...]) -> None:
-        self.pool, self.domain, self.kinds = pool, domain, kinds
-        shape = pool.input_shape
-        if "rotate" in kinds and shape[1] != shape[2]:
-            raise ValueError(f"only square images can be turned by quarters, these are {shape[1]}×{shape[2]}")
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input as a model sees it."""
-        return self.pool.input_shape
-
-    def __len__(self) -> int:
-        return len(self.pool)
-
-    def x(self, rows: Tensor) -> Tensor:
-        """Inputs of these rows, in this order, each with the look of its domain."""
-        x, domains = self.pool.x(rows), self.domain.take(rows)
-        for domain in np.unique(domains.numpy()).tolist():
-            mine = domains == domain
-            part = x[mine]
-            if "rotate" in self.kinds:
-                part = part.rot90(domain, (2, 3))
-            if "negate" in self.kinds and domain % 2:
-                part = 255 - part if part.dtype is torch.uint8 else -part
-            x[mine] = part
-        return x
-
-    def y(self, rows: Tensor) -> Tensor:
-        """Labels of these rows, in this order."""
-        return self.pool.y(rows)
-
-    def share(self) -> None:
-        """Into shared memory what no file backs."""
-        self.pool.share()
-        self.domain.share()
-
-
-class FromPool:
-    """Samples of a pool whose labels count from another class on."""
-
-    def __init__(self, pool: Pool, first: int) -> None:
-        self.pool, self.first = pool, first
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -188,11 +144,56 @@ class FromPool:
 
     def y(self, rows: Tensor) -> Tensor:
         """Labels of these rows, in this order."""
-        return self.pool.y(rows) - self.first
+        return self.pool.y(rows)
 
     def share(self) -> None:
         """Into shared memory what no file backs."""
         self.pool.share()
+
+
+class LookPool(Around):
+    """Images of a pool as their domains look: row `r` belongs to domain `domain[r]`.
+
+    "rotate" turns domain k by k quarters, "negate" inverts every second domain. Stored samples stay as they are; a look
+    is applied to the rows that are read.
+    """
+
+    def __init__(self, pool: Pool, domain: Rows, kinds: tuple[str, ...]) -> None:
+        super().__init__(pool)
+        self.domain, self.kinds = domain, kinds
+        shape = pool.input_shape
+        if "rotate" in kinds and shape[1] != shape[2]:
+            raise ValueError(f"only square images can be turned by quarters, these are {shape[1]}×{shape[2]}")
+
+    def x(self, rows: Tensor) -> Tensor:
+        """Inputs of these rows, in this order, each with the look of its domain."""
+        x, domains = self.pool.x(rows), self.domain.take(rows)
+        for domain in np.unique(domains.numpy()).tolist():
+            mine = domains == domain
+            part = x[mine]
+            if "rotate" in self.kinds:
+                part = part.rot90(domain, (2, 3))
+            if "negate" in self.kinds and domain % 2:
+                part = 255 - part if part.dtype is torch.uint8 else -part
+            x[mine] = part
+        return x
+
+    def share(self) -> None:
+        """Into shared memory what no file backs."""
+        super().share()
+        self.domain.share()
+
+
+class FromPool(Around):
+    """Samples of a pool whose labels count from another class on."""
+
+    def __init__(self, pool: Pool, first: int) -> None:
+        super().__init__(pool)
+        self.first = first
+
+    def y(self, rows: Tensor) -> Tensor:
+        """Labels of these rows, in this order."""
+        return self.pool.y(rows) - self.first
 
 
 class Normalise:

@@ -75,14 +75,8 @@ def from_records(records: Any) -> Parcel:
 
 
 @dataclass(frozen=True)
-class NodeInfo:
+class NodeInfo(boundary.Introduction):
     """One node's answer to the roll call: its clients, their budget, and the shape of its data."""
-
-    clients: Mapping[str, int]  # id -> training samples
-    novel: Mapping[str, int]
-    budget: Any  # None: the recipe's
-    shape: DataShape
-    class_names: tuple[str, ...] | None = None
 
     @property
     def ids(self) -> list[str]:
@@ -99,7 +93,7 @@ class NodeInfo:
                     budgets(said.budget, ["one"])
         except Refused as error:
             raise ParcelError(str(error)) from error
-        return cls(said.clients, said.novel, said.budget, said.shape, said.class_names)
+        return cls(**vars(said))
 
     @property
     def data(self) -> Described:

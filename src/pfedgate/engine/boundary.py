@@ -199,11 +199,11 @@ def score(card: Card, entry: Mapping[str, Any], metrics: Sequence[Metric]) -> tu
 class Introduction:
     """A node's answer to the roll call, checked."""
 
-    clients: dict[str, int]  # id -> training samples
-    novel: dict[str, int]
+    clients: Mapping[str, int]  # id -> training samples
+    novel: Mapping[str, int]
     budget: Any  # None: the recipe's
     shape: DataShape
-    class_names: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None = None
 
 
 def roll(about: Mapping[str, Any]) -> Introduction:

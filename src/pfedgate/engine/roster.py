@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import itertools
 import math
@@ -23,11 +22,11 @@ from pfedgate.core.seeds import key
 from pfedgate.core.types import Budget, Card, Federation, Privacy, ServerOptim
 from pfedgate.engine.endpoint import POINTS
 from pfedgate.fleet.clock import Clock
-from pfedgate.fleet.devices import Device, Fleet, Need
+from pfedgate.fleet.devices import Device, Fleet, Need, by_id
 from pfedgate.fleet.pace import Pace
 from pfedgate.training.workspace import flops_per_sample, saved_bytes_per_sample
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 DEVICE = "device"  # a budget that follows from the client's device
 RESOURCES = ("params", "flops", "activation_bytes", "reducible_bytes", "latency_ms", "speedup")
 
@@ -85,9 +84,14 @@ class Roster:
         self.ids = listed if order is None else listed[order]
         if bool(np.any(self.ids.names[:-1] == self.ids.names[1:])):
             raise ValueError("client ids must be different from each other")
-        numbers: Ints = np.asarray(sizes, dtype=np.int64)
+        numbers: Ints = np.asarray(sizes, dtype=np.int32)
         self.sizes = numbers if order is None else numbers[order]
-        self._budgets = given if order is None else [given[at] for at in order.tolist()]
+        # Kinds of budgets are few: a byte or four for each client says which is its own.
+        places: dict[float | int, int] = {}
+        keys = (budget if isinstance(budget, float) else id(budget) for budget in given)
+        owned = np.fromiter((places.setdefault(key, len(places)) for key in keys), np.int32, count=len(given))
+        self._kinds = [given[int(at)] for at in np.unique(owned, return_index=True)[1]]
+        self._owned = (owned if order is None else owned[order]).astype(np.uint8 if len(places) <= 256 else np.int32)
 
     @classmethod
     def of(cls, source: Federation | Cards, group: str, options: Options, algorithm: Algorithm | None = None) -> Roster:
@@ -123,7 +127,7 @@ class Roster:
 
     def card(self, at: int) -> Card:
         """The card of the client at this position."""
-        return Card(self.ids[at], int(self.sizes[at]), self._budgets[at])
+        return Card(self.ids[at], int(self.sizes[at]), self._kinds[self._owned[at]])
 
     def __iter__(self) -> Iterator[Card]:
         return (self.card(at) for at in range(len(self)))
@@ -135,7 +139,7 @@ class Roster:
 
     def wanted(self, sample: float | int) -> int:
         """How many clients a round asks for; clients without training data do not count."""
-        able = len(self.able)
+        able = int(np.count_nonzero(self.sizes))
         if not able:
             raise ValueError("no client has training data")
         return min(able, sample if isinstance(sample, int) else max(1, int(sample * able)))
@@ -146,7 +150,11 @@ class Roster:
         `among` are the positions of the clients that may be drawn; default: all.
         """
         wanted = self.wanted(sample)
-        able = self.able if among is None else np.sort(among[self.sizes[among] > 0])
+        able: Ints | range = range(len(self))  # of a million clients no list, if there is none without data
+        if among is not None:
+            able = np.sort(among[self.sizes[among] > 0])
+        elif not self.sizes.all():
+            able = self.able
         generator = np.random.default_rng(key(seed, "sample", round))
         places = generator.choice(len(able), min(wanted, len(able)), replace=False, shuffle=False)
         return [self.card(int(able[at])) for at in np.sort(places)]
@@ -239,17 +247,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A CSV of devices: `id,budget` or `id,params,latency_ms,…`; empty cells do not bind."""
     if not path.exists():
         raise FileNotFoundError(f"no file {path}: a budget is a share such as 0.3, or the path of a CSV of devices")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or "id" not in rows[0]:
-        raise ValueError(f"{path}: the first line must name the columns, one of them 'id'")
-    devices: dict[str, Any] = {}
-    for row in rows:
-        client = row.pop("id")
-        if client in devices:
-            raise ValueError(f"{path}: device {client!r} occurs twice")
-        devices[client] = _budget(row.pop("budget", None) or {name: value for name, value in row.items() if value})
-    return devices
+    return {client: _budget(row.get("budget") or row) for client, row in by_id(path).items()}
 
 
 def clock_of(source: Federation | Cards, options: Options) -> Clock:

@@ -121,7 +121,7 @@ class Fleet:
 
     def __init__(self, ids: Sequence[str], owned: Sequence[int] | np.ndarray[Any, Any], devices: Sequence[Device]):
         listed = Ids(ids)
-        kinds: np.ndarray[Any, np.dtype[np.int32]] = np.asarray(owned, dtype=np.int32)
+        kinds = np.asarray(owned).astype(np.min_scalar_type(len(devices)))  # a byte each, of a million clients
         order = listed.order
         self.ids = listed if order is None else listed[order]
         self.owned = kinds if order is None else kinds[order]
@@ -207,20 +207,27 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
     return Device(kind=str(row["kind"]), **numbers)
 
 
+def by_id(path: Path) -> dict[str, dict[str, str]]:
+    """The rows of a CSV of devices by their column `id`, without cells that are empty."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = list(csv.DictReader(file))
+    if not lines or "id" not in lines[0]:
+        raise ValueError(f"{path}: the first line must name the columns, one of them 'id'")
+    rows: dict[str, dict[str, str]] = {}
+    for line in lines:
+        client = line.pop("id")
+        if client in rows:
+            raise ValueError(f"{path}: client {client!r} occurs twice")
+        rows[client] = {name: value for name, value in line.items() if value}
+    return rows
+
+
 def _rows(path: Path) -> dict[str, Device]:
     """A CSV with a row for each client: numbers of its own, or the kind of a shipped fleet as `fleet/kind`."""
     if not path.exists():
         raise ValueError(f"{unknown('fleet', str(path), names())}; or the path of a .toml or .csv of devices")
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    if not lines or "id" not in lines[0]:
-        raise ValueError(f"{path}: the first line must name the columns, one of them 'id'")
     devices: dict[str, Device] = {}
-    for line in lines:
-        client = line.pop("id")
-        if client in devices:
-            raise ValueError(f"{path}: client {client!r} occurs twice")
-        row = {name: value for name, value in line.items() if value}
+    for client, row in by_id(path).items():
         family, slash, kind = row.get("kind", "").partition("/")
         if slash:
             kinds = Fleet.kinds(family)

@@ -128,8 +128,12 @@ def _batches(task: Task, locals: Sequence[Local]) -> tuple[list[tuple[Tensor, Te
         epoch, position = np.divmod(at, per_epoch[active])
         while len(epochs) <= epoch.max():
             table = np.zeros((len(sizes), sizes.max()), dtype=np.int64)  # row numbers in the joint data
-            for line, order, start in zip(table, orders(keys, sizes.tolist(), len(epochs)), starts, strict=True):
-                line[: len(order)] = order + start
+            ordered = orders(keys, sizes.tolist(), len(epochs))
+            if sizes.min() == sizes.max():
+                table = np.stack(ordered) + starts[:, None]
+            else:
+                for line, order, start in zip(table, ordered, starts, strict=True):
+                    line[: len(order)] = order + start
             epochs.append(table)
         lengths = np.minimum(size, whole[active] - position * size)
         within = np.arange(lengths.max())
