@@ -179,7 +179,7 @@ def load(
 ) -> Trained:
     """What a finished run in a folder gave: the same object as `run` returned, its last models or the "best" ones.
 
-    Data is loaded when a model is asked for. A run whose `data` or `model` was a Python object needs the same again then,
+    Data is loaded when a model is asked for. A run whose `data` or `model` was a Python object needs the same again,
     with `owner` and `label` where `run` had them.
     """
     folder = runfolder.load(path)
