@@ -92,6 +92,25 @@ def test_one_class_is_said(labels: list[Any]) -> None:
         pfedgate.run(data=given, algorithm="fedavg", model="mlp", train={"rounds": 1})
 
 
+def test_a_metric_of_another_kind_is_refused_at_once() -> None:
+    """Also where the number of rows that are looked at is by chance that of classes."""
+    for classes in (2, 3):
+        given = {"x": X, "y": np.arange(60) % classes, "owner": OWNERS}
+        with pytest.raises(ValueError, match="the metric 'f1' cannot be computed for classification"):
+            pfedgate.run(data=given, algorithm="fedavg", model="mlp", task={"metrics": ["f1"]})
+
+
+def test_data_is_given_again_as_it_was(tmp_path: Path) -> None:
+    given = {"x": X, "y": np.arange(60) % 2}
+    how: dict[str, Any] = {"data": given, "owner": OWNERS}
+    first = pfedgate.run(**how, algorithm="fedavg", model="mlp", train={"rounds": 1}, out=tmp_path / "run")
+    again = pfedgate.load(tmp_path / "run", **how).clients["bob"].predict(X[:3])
+    assert torch.equal(again, first.clients["bob"].predict(X[:3]))
+    assert pfedgate.resume(tmp_path / "run", **how).summary["accuracy"] == first.summary["accuracy"]
+    with pytest.raises(ValueError, match=r"give the same again, load\(path, data=…\)"):
+        pfedgate.load(tmp_path / "run").clients["bob"].model()
+
+
 def test_clients_of_one_class_each_are_no_such_case(recwarn: pytest.WarningsRecorder) -> None:
     owners = [f"owner {at // 10:02d}" for at in range(600)]
     y = np.repeat([0] * 55 + [1] * 5, 10)  # the first fifty clients have the same

@@ -148,15 +148,18 @@ def resume(
     *,
     data: Any = None,
     model: Any = None,
+    owner: Any = None,
+    label: Any = None,
     callbacks: Sequence[Callback] = (),
     planned: Experiment | None = None,
 ) -> Trained:
     """Go on with the run in a folder; the result is the same, bit for bit, as without the interruption.
 
-    A run whose `data` or `model` was a Python object needs the same object again. `planned` saves loading data again.
+    A run whose `data` or `model` was a Python object needs the same again, with `owner` and `label` where `run` had
+    them. `planned` saves loading data again.
     """
     folder = runfolder.load(path)
-    experiment = planned or plan(folder.recipe, data=data, model=model)
+    experiment = planned or plan(folder.recipe, data=_again(folder.recipe, data, owner, label), model=model)
 
     def note(event: Mapping[str, Any]) -> None:
         if event["event"] == "start":  # when the folder is ours: one that another process trains in is left alone
@@ -165,10 +168,19 @@ def resume(
     return experiment.run(folder=folder.path, resume=True, callbacks=[note, *callbacks])
 
 
-def load(path: str | Path, *, which: str = "last", data: Any = None, model: Any = None) -> Trained:
+def load(
+    path: str | Path,
+    *,
+    which: str = "last",
+    data: Any = None,
+    model: Any = None,
+    owner: Any = None,
+    label: Any = None,
+) -> Trained:
     """What a finished run in a folder gave: the same object as `run` returned, its last models or the "best" ones.
 
-    Data is loaded when a model is asked for. A run whose `data` or `model` was a Python object needs it again then.
+    Data is loaded when a model is asked for. A run whose `data` or `model` was a Python object needs the same again,
+    with `owner` and `label` where `run` had them.
     """
     folder = runfolder.load(path)
     if not folder.finished:
@@ -186,11 +198,18 @@ def load(path: str | Path, *, which: str = "last", data: Any = None, model: Any 
         scores=[score for score in scores if score.point != NOVEL],
         novel=[score for score in scores if score.point == NOVEL],
         store=folder.store(which),
-        plan=functools.cache(lambda: plan(folder.recipe, data=data, model=model)),
+        plan=functools.cache(lambda: plan(folder.recipe, data=_again(folder.recipe, data, owner, label), model=model)),
         metrics=metrics,
         title=_title(folder.recipe),
         path=folder.path,
     )
+
+
+def _again(recipe: Recipe, data: Any, owner: Any, label: Any) -> Any:
+    """Data of a run, given again in any form in which `run` takes it."""
+    task = {} if recipe.task.kind == "auto" else {"task": recipe.task.kind}
+    given, _ = objects({"data": data, "owner": owner, "label": label, **task})
+    return given.get("data")
 
 
 def _title(recipe: Recipe) -> str:
@@ -261,7 +280,8 @@ def check(experiment: Experiment) -> None:
             called = (getattr(federation, "class_names", None) or {int(only): int(only)})[int(only)]
             warn(f"every label is {called!r}: with one class there is nothing to learn; are these the right labels?")
     where, part = max(samples, key=lambda sample: int(sample[1].y.max())) if kind.classes else samples[0]
-    rows = part.y.reshape(part.n, -1).amax(1).argsort(descending=True)[:2]  # the highest label shows what is missing
+    rows = part.y.reshape(part.n, -1).amax(1).argsort(descending=True)[:3]  # the highest label shows what is missing
+    rows = rows.repeat(3)[:3]
     x, y = part.x[rows], part.y[rows]
     model = fresh(task.model).eval()
     inputs = federation.prepare(x)
@@ -278,7 +298,8 @@ def check(experiment: Experiment) -> None:
     check_labels(kind, task.loss, output, y, where)
     for metric in task.metrics:
         try:
-            metric.value(metric.sums(output, y), len(y))
+            for n in (2, 3):  # a number of rows may be that of classes, which hides what does not fit
+                metric.value(metric.sums(output[:n], y[:n]), n)
         except RecipeError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -363,7 +384,7 @@ def objects(sections: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 def _check_given(kind: str, name: str, value: Any) -> None:
     if (name == GIVEN) != (value is not None):
         raise RecipeError(
-            f"this run's {kind} was a Python object: give the same again, resume(path, {kind}=…)"
+            f"this run's {kind} was a Python object: give the same again, load(path, {kind}=…) or resume(…, {kind}=…)"
             if value is None
             else f"this recipe names its own {kind}, {name!r}: leave out {kind}=…"
         )
