@@ -18,13 +18,28 @@ from tests.support.world import scrambled
 
 from pfedgate.core.ids import Ids
 from pfedgate.data import Federation, from_arrays, load, synthetic
-from pfedgate.data.federation import PARTS
+from pfedgate.data.federation import PARTS, Part
 from pfedgate.data.pool import Normalise
 from pfedgate.data.sharing import carve
 
 
 def rows(federation: Federation, client: str, part: str) -> list[int]:
     return federation.part(client, part).rows.tolist()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_parts_read_together_are_those_read_one_by_one(listed: bool) -> None:
+    federation = (
+        load("digits", clients=7, seed=3)
+        if listed
+        else from_arrays(np.arange(40.0)[:, None], np.arange(40) % 2, owners=np.repeat(["a", "b"], 20))
+    )
+    parts = [federation.part(client, name) for client in reversed(federation.clients) for name in PARTS]
+    both = Part.together(parts)
+    assert both is not None
+    assert torch.equal(both[0], torch.cat([part.x for part in parts]))
+    assert torch.equal(both[1], torch.cat([part.y for part in parts]))
+    assert Part.together([*parts, load("digits", clients=2).part("0", "train")]) is None
 
 
 @settings(max_examples=30, deadline=None)

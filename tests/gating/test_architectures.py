@@ -38,15 +38,32 @@ def test_the_command_has_sixty_architectures_or_more(zoo: Any) -> None:
     assert model(x).shape == (4, 16, 64)
 
 
-def test_a_table_says_what_is_not_sliced(zoo: Any) -> None:
+def test_a_small_architecture_is_sliced_exactly_within_its_budget(zoo: Any) -> None:
+    row = zoo.measure("torch/gru", quick=True)
+    assert zoo.usable(row)
+    assert all(cell["error"] < zoo.WRONG for cell in zoo.cells(row))
+    assert all(cell["flops"] <= share + 0.02 for cell, share in zip(zoo.cells(row), zoo.BUDGETS, strict=True))
+
+
+def test_a_table_says_what_is_not_sliced_and_what_is_not_measured(zoo: Any) -> None:
     row = {
         "execution": "sliced", "front end": "export", "gate": 0.01, "sliced": {"params": 0.9, "flops": 0.8},
-        "smallest": {"params": 0.1, "flops": 0.2}, "s=0.5": {"flops": 0.49, "error": 1e-7},
-        "s=0.3": {"infeasible": "too small"},
+        "smallest": {"params": 0.1, "flops": 0.2}, "s=0.5": {"flops": 0.49, "error": 1e-3},
+        "s=0.3": {"infeasible": "too small"}, "commit": "abc",
     }  # fmt: skip
-    rows = {"timm/one": row, "timm/two": {"failed": "TypeError: a | b"}}
-    page = zoo.table(rows)
-    assert "1 of 2 are sliced (at least half of their FLOPs), 1 of them feasible at s = .5." in page
+    page = zoo.table(
+        {
+            "timm/one": row,
+            "timm/two": {"failed": "TypeError: a | b", "commit": "abc"},
+            "timm/three": {"execution": "masked", "reason": "why", "commit": "def"},
+        }
+    )
+    assert "2 rows at abc, 1 rows at def" in page
+    assert f"{len(zoo.architectures()) - 3} of {len(zoo.architectures())} architectures have no row yet" in page
+    assert "1 have a wrong output" in page
+    assert "0 are masked without a reason, and 1 end in an" in page
+    assert "| timm | 3 | 1 | 1 |" in page
     assert "| one | export | 80% (90%) | 0.20 | 0.49 | – |" in page
-    assert "| two | fails | TypeError: a / b |" in page
+    assert "| two | fails at abc | TypeError: a / b |" in page
+    assert "| three | masked at def | why |" in page
     assert torch.is_tensor(zoo.loss({"logits": torch.ones(2), "state": None}))
