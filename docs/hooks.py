@@ -124,7 +124,8 @@ def glossary(nouns: str) -> str:
     rows = ["| noun | meaning | where |", "|---|---|---|"]
     for line in nouns.splitlines():
         module, _, names = line.partition(": ")
-        path = SOURCE.joinpath("pfedgate", *module.split(".")).with_suffix(".py")
+        room = SOURCE.joinpath("pfedgate", *module.split("."))
+        path = room / "__init__.py" if room.is_dir() else room.with_suffix(".py")
         where = path.relative_to(SOURCE.parent).as_posix()
         rows += [f"| **{name}** | {_cell(meaning(path, name))} | `{where}` |" for name in names.split(", ")]
     return "\n".join(rows)
