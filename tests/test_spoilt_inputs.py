@@ -113,6 +113,16 @@ def test_notes_of_gates_that_are_none_are_named(line: str, tmp_path: Path) -> No
         report.write([tmp_path / "run"], tmp_path / "report.html")
 
 
+@pytest.mark.parametrize("content", ['["a"]', '[{"machine": "x"}]', "{}", "3", '{"a": 1}'])
+def test_an_environment_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    experiment.run(SHORT, out=tmp_path / "run")
+    (tmp_path / "run/environment.json").write_text(content)
+    try:
+        experiment.resume(tmp_path / "run")
+    except Exception as error:
+        in_words(error, ("environment.json",))
+
+
 @pytest.mark.long
 def test_a_thousand_spoilt_folders(tmp_path: Path) -> None:
     print(folders(tmp_path, 1000, 2))

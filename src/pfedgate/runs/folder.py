@@ -275,7 +275,9 @@ def note_environment(run: Run) -> None:
     """Add where and with what the run starts or goes on; warns if it cannot go on with the same bits here."""
     before = run.environments if (run.path / ENVIRONMENT).exists() else []
     now = environment()
-    if before and (other := other_bits(before[-1], now)):
+    with files.naming(run.path / ENVIRONMENT):  # it may hold anything
+        other = other_bits(before[-1], now) if before else []
+    if other:
         warn(
             f"{run.path} goes on elsewhere ({'; '.join(other)}): rounding differs, so the result will not be, bit for "
             "bit, that of an uninterrupted run",
