@@ -51,7 +51,7 @@ def test_the_study_runs_on_digits_and_scores_the_weakest_third(tmp_path: Path) -
     rows = {row["row"]: row["numbers"] for row in page_data(tmp_path / "tiny/results", "fleet")["rows"]}
     assert rows.keys() == {row.name for row in FLEET.rows}
     lengths = {len(Run(path.parent).metrics) for path in (tmp_path / "tiny").rglob("metrics.jsonl")}
-    assert lengths == {2, 6, 8}, "there are more rounds where each trains some of the clients only"
+    assert lengths == {2, 4, 6, 8, 16}, "there are more rounds where each is short or trains some of the clients only"
     assert rows[FEDAVG.name]["virtual_seconds-reach-ratio"]["mean"] == 1
     for numbers in rows.values():
         assert 0 <= numbers["weakest_third"]["mean"] <= 1
