@@ -23,3 +23,8 @@ def test_clients_are_told_the_domain_that_their_images_are_turned_by() -> None:
 def test_where_nobody_differs_all_are_told_the_same() -> None:
     recipe = declare.recipe_of(domains.TOLD[0], domains.PLAIN, declare.QUICK.worlds["fashion"], declare.QUICK)
     assert set(recipe.tables()["algorithm"]["told"].values()) == {0}
+
+
+def test_every_row_that_a_claim_names_is_in_the_table() -> None:
+    rows = {row.name for row in domains.DOMAINS.rows}
+    assert {name for claim in domains.DOMAINS.claims for name in (*claim.ours, *claim.others)} <= rows

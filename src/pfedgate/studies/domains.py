@@ -60,6 +60,7 @@ DOMAINS = Study(
         *(masks(budget, 8, 0.0) for budget in BUDGETS),
         *TOLD,
         *NARROW.values(),
+        *(row for rows in CHEAP.values() for row in rows),
         *DENSE,
     ),
     (DIGITS, ROTATED, INVERTED, TURNED, MIXTURE, SEVERAL, PATHOLOGICAL, PLAIN, WRITERS),
