@@ -14,6 +14,7 @@ from pfedgate.algorithms.fedem import FedEM, Mixture, responsibilities
 from pfedgate.core.modules import module
 from pfedgate.core.state import equal, inside, under
 from pfedgate.core.types import Optim, Round, State, Task
+from pfedgate.data.federation import Part
 from pfedgate.training.fit import fit
 
 
@@ -148,7 +149,7 @@ def test_adapting_moves_pi_only_and_two_labelled_samples_suffice() -> None:
     result = run(algorithm, federation, rounds=12, evaluate_every=0)
     name = federation.novel[0]
     one = local(federation, name, Round(index=11, rounds=12))
-    few = replace(one, train=type(one.train)(name, "train", one.train.rows[:2], federation.pool))  # type: ignore[attr-defined]
+    few = replace(one, train=Part.of(one.train, one.train.rows[:2]))
     before = {n: v.clone() for n, v in result.server.items()}
     adapted = algorithm.adapt(result.server, algorithm.init_client(result.server, few), few)
     assert set(adapted) == {"pi"}

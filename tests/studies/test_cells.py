@@ -52,7 +52,7 @@ def test_every_cell_has_a_recipe(scale: str, tmp_path: Path) -> None:
     for study in paper.STUDIES:
         for place in mine.places(study):
             assert place.cell.recipe.algorithm.name == place.row.method
-            assert place.cell.recipe.train.rounds == scale_of(scale).settings["train.rounds"]
+            assert place.cell.recipe.train.rounds == scale_of(scale).settings["train.rounds"] * place.row.longer
     budgets = [p.cell.recipe.clients.budget for p in mine.places(paper.get("table12"))]
     assert set(budgets) == {1.0, 0.5, 0.3, 0.1}
 

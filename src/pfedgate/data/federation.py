@@ -56,6 +56,11 @@ class Part:
         self.client, self.name, self._rows, self._pool = client, name, rows, pool
         self.n = rows[1] - rows[0]  # samples in the part
 
+    @classmethod
+    def of(cls, like: Any, rows: Tensor) -> Part:
+        """A part of the same client with these rows of its pool."""
+        return cls(like.client, like.name, (0, len(rows), Rows(rows.numpy())), like._pool)
+
     @cached_property
     def rows(self) -> Tensor:
         """The numbers of its rows in the pool."""

@@ -35,6 +35,7 @@ from pfedgate.core.modules import skeleton
 from pfedgate.core.seeds import generator, seeded
 from pfedgate.core.state import flat, pick
 from pfedgate.core.types import Card, Local, Round, State, Update
+from pfedgate.data.federation import Part
 from pfedgate.engine.endpoint import Endpoint, serve
 from pfedgate.engine.metrics import Record
 from pfedgate.engine.roster import Roster
@@ -266,8 +267,8 @@ def pictures(recipe: Recipe, number: int, steps: int) -> list[Record]:
 def one_sample(local: Local) -> Local:
     """A client that has a single sample."""
     part = local.train
-    assert hasattr(part, "rows") and hasattr(part, "_pool")
-    single = type(part)(local.card.id, "train", part.rows[:1], part._pool)  # type: ignore[call-arg]
+    assert isinstance(part, Part)
+    single = Part.of(part, part.rows[:1])
     return replace(local, train=single, card=Card(local.card.id, 1, local.card.budget))
 
 
@@ -369,14 +370,15 @@ def changes(
 ) -> bool | None:
     """Whether the client would have sent other blocks with a test sample in place of this sample."""
     part, other = local.train, fed.part(local.card.id, "test")
+    assert isinstance(part, Part)
     if part.n <= at or other.n <= at:
         return None
-    rows = part.rows.clone()  # type: ignore[attr-defined]
+    rows = part.rows.clone()
     rows[at] = other.rows[at]
     store = MemoryStore()
     if before is not None:
         store.put(local.card.id, before)
-    neighbour = replace(local, train=type(part)(local.card.id, "train", rows, part._pool))  # type: ignore[call-arg, attr-defined]
+    neighbour = replace(local, train=Part.of(part, rows))
     again = serve(algorithm, server, store, neighbour).shared[BLOCKS].long()
     return not torch.equal(again, sent)
 
