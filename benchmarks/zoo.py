@@ -19,6 +19,7 @@ import re
 import signal
 import statistics
 import subprocess
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -549,7 +550,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "",
         f"Printed by `python benchmarks/zoo.py --table` ({machine}, seed 0;",
         "a run with `--quick` times nothing).",
-        f"Measured at these commits: {listed}.",
+        *textwrap.wrap(f"Measured at these commits: {listed}.", 110),
         f"{missing or 'No'} of {len(architectures())} architectures have no row yet.",
         "Transformers are small configurations, others are the smallest or a small member of their family as the",
         "library builds it, on images of 64 pixels where it takes them (with a pool over all positions before the",
