@@ -222,7 +222,13 @@ def test_a_run_that_is_killed_or_loses_its_terminal_leaves_no_memory_behind(numb
         "data.clients=4",
     ]
     command = [sys.executable, "-m", "pfedgate", "run", "fedavg", "--data", "digits", *options]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup, which a run obeys
+    ) as process:
         until = time.monotonic() + 120
         while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < until:
             time.sleep(0.05)
