@@ -91,6 +91,8 @@ def test_clients_that_are_told_their_candidate_keep_it_and_score_nothing(
     assert costs[0] < costs[1], "who is told nothing scores candidates, which costs forward passes"
     with pytest.raises(ValueError, match="client 'a' candidate 4: there are 4, counted from 0"):
         choosing(task, told={"a": 4})
+    with pytest.raises(ValueError, match="unknown client '10': did you mean '1'"):
+        engine.run(choosing(task, told={"10": 0}), federation, OPTIONS)
 
 
 @settings(max_examples=25, deadline=None)

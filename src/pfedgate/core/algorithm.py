@@ -40,7 +40,7 @@ Useful: `training.fit.fit/loop/evaluate`, `core.modules.initial/module`, `core.s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -164,6 +164,10 @@ class Algorithm:
             if name not in got:
                 return f"{name!r} was never sent to the client"
         return None
+
+    def clients_named(self) -> Iterable[str]:
+        """Clients that options name: a run without one of them is refused."""
+        return ()
 
     def train_many(
         self, gots: Sequence[State], privates: Sequence[State], locals: Sequence[Local]

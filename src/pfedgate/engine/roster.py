@@ -102,6 +102,9 @@ class Roster:
         if isinstance(source, Cards):
             cards = getattr(source, group)
             return cls([c.id for c in cards], [c.n_train for c in cards], [c.budget for c in cards])
+        for name in algorithm.clients_named() if algorithm else ():
+            if name not in source.clients and name not in source.novel:
+                raise ValueError(f"an option of the algorithm: {unknown('client', name, source.clients)}")
         ids, given = getattr(source, group), options.budget
         if isinstance(given, list | tuple):
             # A list is for the training clients, or for them and the held-out ones after them. Held-out clients

@@ -16,7 +16,7 @@ and `tiles` how a model is cut into parts, which are sent and merged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -103,6 +103,10 @@ class PFedGate(Algorithm):
         if (told := (self.told or {}).get(local.card.id)) is not None and "choice" in gate:
             return under("gate/", {**gate, "choice": torch.full_like(gate["choice"], told)})
         return {**under("gate/", gate), **masks.new(gate)}
+
+    def clients_named(self) -> Iterable[str]:
+        """Those who are told their candidate."""
+        return self.told or ()
 
     def ready(self, card: Card) -> None:
         """Refuse a budget below what is always kept; one on latency is measured where the client is."""
